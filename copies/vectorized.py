@@ -1,0 +1,143 @@
+"""Tile copies between global memory, shared memory and registers, as wide as alignment allows.
+
+Shapes: a thread's share of a `(BLK_MN, BLK_K)` tile is `(CPY, CPY_MN, CPY_K)`: CPY is one vector, the other
+two count its repetitions along each mode. Predicates have one entry for each vector: `(1, CPY_MN, CPY_K)`.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import CopyUniversalOp, LoadCacheMode
+from cutlass.cute.nvgpu.cpasync import CopyG2SOp
+
+from cutelab.layouts.tiles import copy_threads
+
+CP_ASYNC_BYTES = (4, 8, 16)
+"""Sizes of a cp.async (PTX ISA, "Data Movement: cp.async"); only 16 bytes can bypass L1 (.cg)."""
+
+
+def copy_atom(dtype: type[cutlass.Numeric], vector_bytes: int, asynchronous: bool) -> cute.CopyAtom:
+    """A copy of `vector_bytes`: cp.async where asked and possible, else a load and a store."""
+    bits = vector_bytes * 8
+    if not asynchronous or vector_bytes not in CP_ASYNC_BYTES:
+        return cute.make_copy_atom(CopyUniversalOp(), dtype, num_bits_per_copy=bits)
+    cache = LoadCacheMode.GLOBAL if vector_bytes == 16 else LoadCacheMode.ALWAYS
+    return cute.make_copy_atom(CopyG2SOp(cache_mode=cache), dtype, num_bits_per_copy=bits)
+
+
+def tile_copy(
+    dtype: type[cutlass.Numeric],
+    shape: tuple[int, int],
+    contiguous: int,
+    vector_bytes: int,
+    threads: int,
+    asynchronous: bool = False,
+) -> cute.TiledCopy:
+    """A TiledCopy for a `shape` tile whose mode `contiguous` (0 or 1) has unit stride in global memory."""
+    thread_layout, value_layout = copy_threads(shape, contiguous, vector_bytes * 8 // dtype.width, threads)
+    atom = copy_atom(dtype, vector_bytes, asynchronous)
+    return cute.make_tiled_copy_tv(atom, thread_layout, value_layout)
+
+
+@cute.jit
+def tile_inside(tXcX: cute.Tensor, rows: cutlass.Int32, columns: cutlass.Int32) -> cute.Tensor:
+    """Predicate of the vectors inside `(rows, columns)`, for the one tile that both edges may cut.
+
+    tXcX: (CPY, CPY_MN, CPY_K) coordinates.
+    """
+    tXpX = cute.make_rmem_tensor((1, tXcX.shape[1], tXcX.shape[2]), cutlass.Boolean)
+    for i in cutlass.range_constexpr(tXcX.shape[1]):
+        for j in cutlass.range_constexpr(tXcX.shape[2]):
+            tXpX[0, i, j] = cute.elem_less(tXcX[0, i, j], (rows, columns))
+    return tXpX
+
+
+@dataclass(frozen=True)
+class TileLoader:
+    """Loads k-tiles of one GEMM operand from global into a ring of shared-memory stages.
+
+    A thread keeps the address of each of its vectors in registers and moves it on by one k-tile as it copies.
+    Rows beyond the matrix are read from its last ones instead: they only reach rows of the output that nobody
+    stores, so the loop needs no predicates. Columns beyond it must count as zero: `load_last` sees to that.
+    """
+
+    atom: cute.CopyAtom
+    mX: cute.Tensor  # (MN, K)
+    tXcX: cute.Tensor  # (CPY, CPY_MN, CPY_K, k) coordinates in mX
+    tXsX: cute.Tensor  # (CPY, CPY_MN, CPY_K, PIPE)
+    address: cute.Tensor  # (CPY_MN, CPY_K) in registers: each vector of the next k-tile
+    step: cutlass.Int64  # bytes from a k-tile to the next
+
+    @classmethod
+    def partition(
+        cls,
+        tiled_copy: cute.TiledCopy,
+        mX: cute.Tensor,  # (MN, K)
+        sX: cute.Tensor,  # (BLK_MN, BLK_K, PIPE)
+        tile: cutlass.Int32,
+        thread: cutlass.Int32,
+    ):
+        """The share of one thread of the row `tile` of tiles."""
+        thr_copy = tiled_copy.get_slice(thread)
+        block = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
+        cX = cute.local_tile(cute.make_identity_tensor(mX.shape), block, (tile, None))  # (BLK_MN, BLK_K, k)
+        tXcX = thr_copy.partition_S(cX)
+        tXsX = thr_copy.partition_D(sX)
+        vector_rows = tXcX[cute.size(tXcX, mode=[0]) - 1, 0, 0, 0][0] - tXcX[0, 0, 0, 0][0]
+        address = cute.make_rmem_tensor((tXcX.shape[1], tXcX.shape[2]), cutlass.Int64)
+        for i in range(tXcX.shape[1]):
+            for j in range(tXcX.shape[2]):
+                row, column = tXcX[0, i, j, 0]
+                row = cutlass.min(row, mX.shape[0] - 1 - vector_rows)
+                address[i, j] = (mX.iterator + cute.crd2idx((row, column), mX.layout)).toint()
+        step = cute.crd2idx((0, block[1]), mX.layout) * (mX.element_type.width // 8)
+        return cls(tiled_copy, mX, tXcX, tXsX, address, cutlass.Int64(step))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that each thread copies for a k-tile."""
+        return cute.size(self.address)
+
+    @cute.jit
+    def load_next(self, stage: cutlass.Int32, vectors: cutlass.Constexpr):
+        """Copies the vectors with numbers in `vectors` = (first, end) of the next k-tile, all columns inside."""
+        for v in cutlass.range_constexpr(*vectors):
+            cute.copy(self.atom, self._source(v, 0), self._destination(v, stage))
+            self.address[v] = self.address[v] + self.step
+
+    @cute.jit
+    def load_last(self, k_tile: cutlass.Int32, stage: cutlass.Int32):
+        """Copies the k-tile that may stick out of the matrix, with zeros for what does. Call it first."""
+        pred = cute.make_rmem_tensor((1, 1), cutlass.Boolean)
+        for v in cutlass.range_constexpr(self.vectors):
+            i, j = cute.idx2crd(v, self.address.shape)
+            pred[0, 0] = self.tXcX[0, i, j, k_tile][1] < self.mX.shape[1]
+            copy_or_zero(self.atom, self._source(v, self.step * k_tile), self._destination(v, stage), pred)
+
+    def _source(self, v: int, offset: cutlass.Int64 | int) -> cute.Tensor:
+        dtype, length = self.mX.element_type, cute.size(self.tXcX, mode=[0])
+        align = length * dtype.width // 8
+        pointer = cute.make_ptr(dtype, self.address[v] + offset, cute.AddressSpace.gmem, assumed_align=align)
+        return cute.make_tensor(pointer, cute.make_layout(((length, 1), 1)))  # ((vector, 1), 1)
+
+    def _destination(self, v: int, stage: cutlass.Int32) -> cute.Tensor:
+        i, j = cute.idx2crd(v, self.address.shape)
+        return cute.append_ones(self.tXsX[None, i, j, stage], up_to_rank=2)  # ((vector, 1), 1)
+
+
+@cute.jit
+def copy_or_zero(atom: cute.CopyAtom, src: cute.Tensor, dst: cute.Tensor, pred: cute.Tensor):
+    """Copies if `pred` says so and writes zeros if not.
+
+    A predicated cp.async does so by itself: its source size becomes 0 and the hardware fills the rest of
+    the destination (PTX ISA, cp.async, `src-size`). A plain load leaves its register alone, so the registers
+    are cleared first.
+    """
+    if cutlass.const_expr(isinstance(atom.op, CopyG2SOp)):
+        cute.copy(atom, src, dst, pred=pred)
+    else:
+        staged = cute.make_rmem_tensor_like(src)
+        staged.fill(0)
+        cute.copy(atom, src, staged, pred=pred)
+        cute.copy(atom, staged, dst)

@@ -1,0 +1,176 @@
+"""The end of a GEMM: D = activation(alpha · A·B + beta · C + bias), written in whole vectors.
+
+The accumulators of a thread are scattered over its tile in pairs of columns. They go through shared memory,
+where the tile is put together, and leave in vectors as wide as D's alignment allows. C takes the same way
+in: its tile is read in vectors into the shared memory that D will occupy, and every thread replaces the
+elements of C that it owns by those of D.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cutelab.copies import tile_copy, tile_inside
+from cutelab.layouts.tiles import smem_tile
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+
+
+def activate(x: cute.TensorSSA, activation: str | None) -> cute.TensorSSA:
+    """The activation of every element, in fp32; the definitions are torch's. NaN stays NaN."""
+    if activation == "relu":
+        return cute.where(x < 0.0, cute.full_like(x, 0.0), x)
+    if activation == "gelu":
+        return 0.5 * x * (1.0 + cute.math.erf(x * 0.7071067811865476))
+    if activation == "gelu_tanh":
+        # (1 + tanh(y)) / 2 = sigmoid(2 y)
+        return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    if activation == "silu":
+        return x * sigmoid(x)
+    return x
+
+
+def sigmoid(x: cute.TensorSSA) -> cute.TensorSSA:
+    return 1.0 / (1.0 + cute.math.exp(-x, fastmath=True))
+
+
+@cute.jit
+def load_as(src: cute.Tensor, shape: cute.Shape) -> cute.TensorSSA:
+    """Loads `src` into a register tensor of congruent size but plainer `shape`: swizzling nests modes."""
+    fragment = cute.make_rmem_tensor(shape, src.element_type)
+    cute.autovec_copy(src, fragment)
+    return fragment.load()
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to the accumulators of one (BLK_M, BLK_N) tile.
+
+    dtype: of C and D. d_align, c_align: bytes to which every vector along N is aligned; c_align = 0: no C.
+    bias: None, "n" (one value for each column) or "m" (for each row).
+    """
+
+    tile: tuple[int, int]
+    dtype: type[cutlass.Numeric]
+    threads: int
+    d_align: int
+    c_align: int
+    bias: str | None
+    activation: str | None
+
+    @property
+    def layout(self) -> cute.ComposedLayout:
+        """The tile in shared memory; two neighbouring columns of 32 bits stay together, 16 bytes always."""
+        return smem_tile(self.tile, 1, self.dtype.width, granule_bytes=32 if self.dtype.width == 32 else 16)
+
+    @property
+    def bias_layout(self) -> cute.Layout:
+        """One value for each column (or row), broadcast over the tile by a stride of 0."""
+        return cute.make_layout(self.tile, stride=(0, 1) if self.bias == "n" else (1, 0))
+
+    @property
+    def bias_bytes(self) -> int:
+        return 0 if self.bias is None else self.tile[1 if self.bias == "n" else 0] * 4
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.tile[0] * self.tile[1] * self.dtype.width // 8 + self.bias_bytes
+
+    def copy(self, align: int) -> cute.TiledCopy:
+        return tile_copy(self.dtype, self.tile, 1, align, self.threads)
+
+    @cute.jit
+    def store(
+        self,
+        acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+        thr_mma: cute.ThrMma,
+        smem: cute.Pointer,
+        gC: cute.Tensor | None,  # (BLK_M, BLK_N)
+        bias: cute.Tensor | None,  # (M,) or (N,)
+        gD: cute.Tensor,  # (BLK_M, BLK_N)
+        cD: cute.Tensor,  # (BLK_M, BLK_N) coordinates in D
+        extent: tuple[Int32, Int32],
+        alpha: Float32,
+        beta: Float32,
+        thread: Int32,
+    ):
+        """Combines the tile and writes it to `gD`. All of `smem` must be free, for every thread."""
+        sD = cute.make_tensor(cute.recast_ptr(smem, dtype=self.dtype), self.layout)
+        sBias = cute.make_tensor(
+            cute.recast_ptr(smem + (self.smem_bytes - self.bias_bytes), dtype=Float32), self.bias_layout
+        )
+        if cutlass.const_expr(self.c_align):
+            self.load_c(gC, sD, cD, extent, thread)
+        if cutlass.const_expr(self.bias is not None):
+            self.load_bias(bias, sBias, cD, extent, thread)
+        if cutlass.const_expr(self.c_align or self.bias is not None):
+            cute.arch.sync_threads()
+
+        tCsD = thr_mma.partition_C(sD)  # (MMA, MMA_M, MMA_N)
+        tCsBias = thr_mma.partition_C(sBias)  # (MMA, MMA_M, MMA_N)
+        for i in cutlass.range_constexpr(acc.shape[1]):  # in slices: the whole tile at once would spill
+            self.combine(acc[None, i, None], tCsD[None, i, None], tCsBias[None, i, None], alpha, beta)
+        cute.arch.sync_threads()
+        self.store_d(sD, gD, cD, extent, thread)
+
+    @cute.jit
+    def combine(
+        self,
+        acc: cute.Tensor,  # (MMA, MMA_N)
+        sD: cute.Tensor,  # (MMA, MMA_N): C on entry, D on return
+        sBias: cute.Tensor,  # (MMA, MMA_N)
+        alpha: Float32,
+        beta: Float32,
+    ):
+        """The arithmetic, in fp32, for a slice of a thread's accumulators."""
+        value = acc.load() * alpha
+        if cutlass.const_expr(self.c_align):
+            value = value + load_as(sD, acc.shape).to(Float32) * beta
+        if cutlass.const_expr(self.bias is not None):
+            value = value + load_as(sBias, acc.shape)
+        rD = cute.make_rmem_tensor(acc.shape, self.dtype)
+        rD.store(activate(value, self.activation).to(self.dtype))
+        cute.autovec_copy(rD, sD)
+
+    @cute.jit
+    def load_c(
+        self, gC: cute.Tensor, sD: cute.Tensor, cD: cute.Tensor, extent: tuple[Int32, Int32], thread: Int32
+    ):
+        tiled_copy = self.copy(self.c_align)
+        thr_copy = tiled_copy.get_slice(thread)
+        tCgC = thr_copy.partition_S(gC)  # (CPY, CPY_M, CPY_N)
+        tCrC = cute.make_rmem_tensor_like(tCgC)
+        pred = tile_inside(thr_copy.partition_S(cD), *extent)
+        cute.copy(tiled_copy, tCgC, tCrC, pred=pred)
+        cute.autovec_copy(tCrC, thr_copy.partition_D(sD))
+
+    @cute.jit
+    def load_bias(
+        self,
+        bias: cute.Tensor,
+        sBias: cute.Tensor,
+        cD: cute.Tensor,
+        extent: tuple[Int32, Int32],
+        thread: Int32,
+    ):
+        mode = 1 if cutlass.const_expr(self.bias == "n") else 0
+        sVector = cute.make_tensor(sBias.iterator, self.tile[mode])
+        for i in cutlass.range(thread, self.tile[mode], self.threads):
+            index = cD[0, 0][mode] + i
+            if index < extent[mode]:
+                sVector[i] = bias[index].to(Float32)
+
+    @cute.jit
+    def store_d(
+        self, sD: cute.Tensor, gD: cute.Tensor, cD: cute.Tensor, extent: tuple[Int32, Int32], thread: Int32
+    ):
+        tiled_copy = self.copy(self.d_align)
+        thr_copy = tiled_copy.get_slice(thread)
+        tDsD = thr_copy.partition_S(sD)  # (CPY, CPY_M, CPY_N)
+        tDgD = thr_copy.partition_D(gD)  # (CPY, CPY_M, CPY_N)
+        tDrD = cute.make_rmem_tensor_like(tDsD)
+        cute.autovec_copy(tDsD, tDrD)
+        pred = tile_inside(thr_copy.partition_D(cD), *extent)
+        cute.copy(tiled_copy, tDrD, tDgD, pred=pred)

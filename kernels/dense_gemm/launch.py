@@ -1,0 +1,127 @@
+"""A call of `gemm` on plain tensors, without torch's dispatcher: plan, output, launch.
+
+What this costs on the host is what a small product costs, so a call whose signature was seen before does
+nothing but look its plan up, allocate the output, and hand addresses to the compiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
+
+from cutelab.kernels.dense_gemm.plan import Plan, make_plan
+from cutelab.kernels.dense_gemm.problem import Arguments, check_tensors, require_tf32
+from cutelab.kernels.dense_gemm.product import Operand
+from cutelab.kernels.runtime.errors import LayoutError
+
+__all__ = ["compute"]
+
+_MAX_PLANS = 4096
+_INPUTS = Arguments._fields[:4]
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def compute(args: Arguments) -> torch.Tensor:
+    """The result of `gemm`, in ``args.out`` if given, on the current stream of the operands' device."""
+    plan = _plan(args)
+    if plan.tf32:
+        require_tf32()
+    if plan.device_index != torch._C._cuda_getDevice():
+        with torch.cuda.device(plan.device_index):
+            return compute(args)
+    out = args.out
+    if out is not None:
+        _check_no_overlap(out, args, plan)
+    if plan.copies:
+        return _compute_from_copies(args, plan)
+    if out is None:  # the way of torch's own compiled code, in a quarter of the time of torch.empty
+        out = _empty_strided_cuda(plan.shape, plan.strides, plan.dtype)
+    if plan.function is not None:
+        _launch(plan.function, plan, args, out)
+    return out
+
+
+def _launch(function: Callable[..., Any], plan: Plan, args: Arguments, out: torch.Tensor) -> None:
+    a, b, bias, c = args[:4]
+    if plan.swapped:
+        a, b = b, a
+    if bias is not None:
+        bias = bias.contiguous()
+    function(
+        a.data_ptr(),
+        b.data_ptr(),
+        0 if c is None else c.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        *plan.integers,
+        args.alpha,
+        args.beta,
+        torch._C._cuda_getCurrentRawStream(plan.device_index),
+    )
+
+
+def _plan(args: Arguments) -> Plan:
+    """The plan of this signature. `_MAX_PLANS` are kept, then all are forgotten; their kernels are not."""
+    try:
+        signature = (
+            _signature(args.a),
+            _signature(args.b),
+            None if args.bias is None else _signature(args.bias),
+            None if args.c is None else _signature(args.c),
+            None if args.out is None else _signature(args.out),
+            args.activation,
+            args.beta == 0,
+            args.out_dtype,
+        )
+    except RuntimeError:  # a sparse tensor has no strides; the check says it in our words
+        check_tensors(args)
+        raise
+    plan = _plans.get(signature)
+    if plan is None:
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        plan = _plans[signature] = make_plan(args)
+    return plan
+
+
+def _signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
+
+
+def _compute_from_copies(args: Arguments, plan: Plan) -> torch.Tensor:
+    """The result by way of contiguous copies, for batches that two batch modes cannot describe."""
+    a, b, c, batch = args.a, args.b, args.c, plan.shape[:-2]
+    if Operand.A in plan.copies:
+        args = args._replace(a=a.expand(*batch, *a.shape[-2:]).contiguous())
+    if Operand.B in plan.copies:
+        args = args._replace(b=b.expand(*batch, *b.shape[-2:]).contiguous())
+    if Operand.C in plan.copies and c is not None:
+        args = args._replace(c=c.expand(plan.shape).contiguous())
+    if Operand.OUT in plan.copies and args.out is not None:
+        return args.out.copy_(compute(args._replace(out=None, out_dtype=plan.dtype)))
+    return compute(args)
+
+
+def _check_no_overlap(out: torch.Tensor, args: Arguments, plan: Plan) -> None:
+    """Raises LayoutError where ``out`` surely shares memory with an input that is not c in its very place.
+
+    Surely: both start at one address, or their ranges meet and neither has gaps. Views that interleave in one
+    buffer pass, as they do in torch.
+    """
+    inputs = args[:4]
+    *spans, out_span = plan.spans
+    start, end = out.data_ptr(), out.data_ptr() + out_span
+    for name, tensor, span in zip(_INPUTS, inputs, spans, strict=True):
+        if tensor is None or tensor.data_ptr() >= end or tensor.data_ptr() + span <= start:
+            continue
+        same_start = tensor.data_ptr() == start
+        dense = span == tensor.nbytes and out_span == out.nbytes
+        in_place = same_start and tensor.shape == out.shape and tensor.stride() == out.stride()
+        allowed = name == "c" and (in_place or args.beta == 0)
+        if (same_start or dense) and not allowed:
+            raise LayoutError(
+                f"out shares memory with {name}: write to another tensor, or pass {name}.clone()"
+            )

@@ -1,0 +1,185 @@
+"""From tensors to a compiled kernel and its arguments.
+
+All that depends on shapes, strides and alignments is worked out once, in a `Plan`; a call adds the addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from cutelab.kernels.dense_gemm.problem import Arguments, check_tensors, infer_output, require_tf32
+from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, Product
+from cutelab.kernels.dense_gemm.sm80 import GemmConfig, GemmSm80, choose_tile
+from cutelab.kernels.runtime.arch import Arch
+from cutelab.kernels.runtime.compile import compile_kernel
+from cutelab.kernels.runtime.errors import DeviceError, LayoutError, ShapeError
+
+__all__ = ["Plan", "make_plan"]
+
+_NO_MODE = Mode(1, (0, 0, 0, 0))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to compute one signature of `gemm`.
+
+    shape, strides, dtype, device_index: of the output.
+    spans: bytes from the first element to the end of the last, of a, b, bias, c and out.
+    tf32: whether torch must allow tf32 at the call.
+    copies: the operands for which a contiguous copy has to stand in.
+    function: the compiled kernel; None where there are copies, or an empty output.
+    swapped: whether the kernel computes outᵀ = bᵀ·aᵀ.
+    integers: sizes and strides, in the order of the kernel's arguments.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device_index: int
+    spans: tuple[int, ...]
+    tf32: bool
+    copies: frozenset[Operand] = frozenset()
+    function: Callable[..., Any] | None = None
+    swapped: bool = False
+    integers: tuple[int, ...] = ()
+
+
+def make_plan(args: Arguments) -> Plan:
+    """Checks the arguments and compiles the kernel they need. Of addresses, only the alignment counts."""
+    check_tensors(args)
+    shape, dtype = infer_output(args)
+    a, b, out = args.a, args.b, args.out
+    arch = _arch_of(a)
+    _check_extents(shape, a.shape[-1])
+    _check_unit_stride("a", a)
+    _check_unit_stride("b", b)
+    strides = _row_major_strides(shape)
+    if out is not None:
+        _check_unit_stride("out", out)
+        _check_no_internal_overlap(out)
+        strides = out.stride()
+    tf32 = a.dtype == torch.float32
+    if tf32:
+        require_tf32()
+
+    spans = tuple(0 if tensor is None else _span(tensor) for tensor in args[:5])
+    plan = Plan(tuple(shape), strides, dtype, a.get_device(), spans, tf32)
+    if 0 in shape:
+        return plan
+    c = None if args.beta == 0 else args.c
+    product = Product.of(a, b, c, shape, strides).with_coalesced_batch()
+    if len(product.batch) > 2:
+        return replace(plan, copies=frozenset(product.scattered()))
+    return _with_kernel(plan, args, product.with_batch_as_rows(), arch)
+
+
+def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> Plan:
+    """The plan with its kernel for ``product``. A fresh output is aligned to 256 bytes or more."""
+    a, b, out = args.a, args.b, args.out
+    out_layout = product.layout(Operand.OUT, 0 if out is None else out.data_ptr(), plan.dtype.itemsize)
+    swapped = out_layout.major == "mn"
+    if swapped:
+        product, a, b = product.swapped(), b, a
+    a_layout = product.layout(Operand.A, a.data_ptr(), a.itemsize)
+    b_layout = product.layout(Operand.B, b.data_ptr(), b.itemsize)
+    dtype = _name(a.dtype)
+    extents = (product.m.size, product.n.size, product.k.size)
+    batch = math.prod(mode.size for mode in product.batch)
+    narrowest = min(a_layout.align, b_layout.align)
+    config = GemmConfig(
+        ab_dtype=dtype,
+        out_dtype=_name(plan.dtype),
+        a_major=a_layout.major,
+        b_major=b_layout.major,
+        a_align=a_layout.align,
+        b_align=b_layout.align,
+        out_align=out_layout.align,
+        c_align=0 if args.c is None or args.beta == 0 else _c_align(product, args.c),
+        bias=None if args.bias is None else "m" if swapped else "n",
+        activation=args.activation,
+        **choose_tile(dtype, *extents, batch, arch, narrowest),
+    )
+    outer, inner = (_NO_MODE, _NO_MODE, *product.batch)[-2:]
+    a_batch, b_batch, c_batch, out_batch = ((outer.stride(x), inner.stride(x)) for x in Operand)
+    c_strides = (product.m.stride(Operand.C), product.n.stride(Operand.C))
+    integers = (
+        *extents,
+        *(outer.size, inner.size),
+        *(a_layout.leading_stride, *a_batch),
+        *(b_layout.leading_stride, *b_batch),
+        *(*c_strides, *c_batch),
+        *(out_layout.leading_stride, *out_batch),
+    )
+    function = compile_kernel(GemmSm80(config), arch)
+    return replace(plan, function=function, swapped=swapped, integers=integers)
+
+
+def _c_align(product: Product, c: torch.Tensor) -> int:
+    """The alignment of vectors of c along N; that of an element where it has no unit stride there."""
+    if not product.n.is_unit(Operand.C):
+        return c.itemsize
+    return product.alignment(Operand.C, product.n, product.m, c.data_ptr(), c.itemsize)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _arch_of(tensor: torch.Tensor) -> Arch:
+    if tensor.device.type != "cuda":
+        raise DeviceError(
+            f"gemm runs on CUDA devices of compute capability 8.0 or newer; got {tensor.device.type}: "
+            "move the operands there with .cuda(), or use torch.matmul"
+        )
+    return Arch.of(tensor.device)
+
+
+def _check_extents(shape: Sequence[int], k: int) -> None:
+    extents = {"M": shape[-2], "N": shape[-1], "K": k, "the number of batches": math.prod(shape[:-2])}
+    for name, extent in extents.items():
+        if extent > MAX_EXTENT:
+            raise ShapeError(f"{name} is {extent}; at most {MAX_EXTENT} is supported: split the product")
+
+
+def _check_unit_stride(name: str, matrix: torch.Tensor) -> None:
+    if not any(
+        size <= 1 or stride == 1 for size, stride in zip(matrix.shape[-2:], matrix.stride()[-2:], strict=True)
+    ):
+        fix = "pass a contiguous one" if name == "out" else f"pass {name}.contiguous()"
+        raise LayoutError(
+            f"{name} of shape {tuple(matrix.shape)} has strides {matrix.stride()}; "
+            f"one of its last two must be 1: {fix}"
+        )
+
+
+def _check_no_internal_overlap(out: torch.Tensor) -> None:
+    """Every mode must step over all that the modes of smaller strides reach."""
+    reach = 1
+    for stride, size in sorted(zip(out.stride(), out.shape, strict=True)):
+        if size > 1 and stride < reach:
+            raise LayoutError(
+                f"out of shape {tuple(out.shape)} has strides {out.stride()}: elements share memory; "
+                "pass one whose elements are distinct"
+            )
+        reach += (size - 1) * stride
+
+
+def _row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides that torch gives to a fresh tensor."""
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _span(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize

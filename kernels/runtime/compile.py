@@ -1,0 +1,94 @@
+"""From a kernel object to a function that can be called: compile once, keep it, load it.
+
+A kernel is any object with ``config`` (frozen, its ``repr`` says all that the code depends on), ``launch``
+(a ``@cute.jit`` method) and ``example_args()`` (arguments that carry the types, without data).
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import cutlass.cute as cute
+
+from cutelab.kernels.runtime.arch import Arch
+from cutelab.kernels.runtime.cache import cache_key, load_entry, store_entry
+
+__all__ = ["Artifacts", "Kernel", "compile_kernel", "compile_to_artifacts"]
+
+# The name of the function inside every object; each object is loaded on its own, so one name will do.
+_SYMBOL = "launch"
+
+
+class Kernel(Protocol):
+    """What `compile_kernel` takes."""
+
+    @property
+    def config(self) -> Hashable: ...
+
+    @property
+    def launch(self) -> Any: ...
+
+    def example_args(self) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The device code of a kernel: PTX text and the cubin that ptxas made of it."""
+
+    ptx: str
+    cubin: bytes
+
+
+_loaded: dict[tuple[type, Hashable, str], Callable[..., Any]] = {}
+# The DSL keeps the options of the compilation under way in a global: one compilation at a time.
+_compiling = threading.Lock()
+
+
+def compile_kernel(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
+    """The compiled ``kernel.launch`` for ``arch``; from memory, from disk, or compiled now (about a second).
+
+    The function takes the arguments of ``launch`` by position, as Python ints (addresses, sizes, strides,
+    the stream handle) and floats, and returns when the kernel is queued.
+    """
+    key = (type(kernel), kernel.config, arch.name)
+    function = _loaded.get(key)
+    if function is None:
+        with _compiling:
+            function = _loaded.get(key)
+            if function is None:
+                function = _loaded[key] = _load_or_compile(kernel, arch)
+    return function
+
+
+def compile_to_artifacts(kernel: Kernel, arch: Arch) -> Artifacts:
+    """PTX and cubin of a kernel for ``arch``; needs no GPU, reads and writes no cache."""
+    with tempfile.TemporaryDirectory() as directory, _compiling:
+        compiled = _compile(kernel, arch, f"--keep-ptx --keep-cubin --dump-dir={shlex.quote(directory)}")
+    return Artifacts(compiled.__ptx__, compiled.__cubin__)
+
+
+def _load_or_compile(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
+    key = cache_key(type(kernel).__module__, type(kernel).__qualname__, kernel.config, arch.name)
+    path = load_entry(key)
+    if path is not None:
+        return _load(path)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "kernel.o")
+        _compile(kernel, arch).export_to_c(object_file_path=str(path), function_name=_SYMBOL)
+        store_entry(key, path.read_bytes())
+        return _load(path)
+
+
+def _compile(kernel: Kernel, arch: Arch, options: str = "") -> Any:
+    options = f"--enable-tvm-ffi --gpu-arch={arch.name} {options}"
+    return cute.compile(kernel.launch, *kernel.example_args(), options=options)
+
+
+def _load(path: Path) -> Callable[..., Any]:
+    return getattr(cute.runtime.load_module(str(path), enable_tvm_ffi=True), _SYMBOL)

@@ -1,0 +1,78 @@
+"""Shared-memory tiles and the threads that fill them: all the layout arithmetic of the kernels.
+
+A tile is `(rows, columns)`; one of its two modes is contiguous in memory. Extents and vectors are in
+elements. Every function is plain Python over the DSL's layouts, so it gives the same answer at a prompt as
+inside a `@cute.jit` function.
+"""
+
+from math import gcd
+
+import cutlass.cute as cute
+
+from cutelab.layouts.errors import TileError
+
+LINE_BYTES = 128
+"""Bytes that the 32 banks of shared memory deliver in one wavefront: 32 banks of 4 bytes."""
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+def line_swizzle(row_bytes: int, element_bits: int, granule_bytes: int = 16) -> cute.Swizzle:
+    """The swizzle that spreads the granules of equal columns over the banks.
+
+    Rows of `row_bytes` (at most 128, a power of two) lie one after the other, so the same column of
+    neighbouring 128-byte lines falls into the same bank. XOR-ing the number of the granule within its row
+    with the number of the line moves it to another bank in each of the next lines. Granules stay whole:
+    16 bytes for cp.async, ldmatrix and 128-bit accesses.
+    """
+    granule = granule_bytes * 8 // element_bits
+    base = _log2(granule)
+    shift = _log2(LINE_BYTES * 8 // element_bits) - base
+    return cute.make_swizzle(_log2(row_bytes // granule_bytes), base, shift)
+
+
+def smem_tile(
+    shape: tuple[int, ...], contiguous: int, element_bits: int, granule_bytes: int = 16
+) -> cute.ComposedLayout:
+    """A swizzled shared-memory layout of `shape` = (rows, columns) or (rows, columns, stages).
+
+    `contiguous` is the mode (0 or 1) whose neighbours are neighbours in memory. The tile is paved with
+    atoms of eight runs of up to 128 bytes each, the shape that one ldmatrix 8x8 matrix or eight 16-byte
+    cp.async touch: swizzled, both are free of bank conflicts in either direction.
+    """
+    run = min(shape[contiguous], LINE_BYTES * 8 // element_bits)
+    if shape[contiguous] % run or shape[1 - contiguous] % 8 or run & (run - 1) or run * element_bits < 256:
+        raise TileError(
+            f"tile {shape} with contiguous mode {contiguous} can't be paved with 8 x {run} atoms: the contiguous "
+            f"extent must be a multiple of {LINE_BYTES * 8 // element_bits} or 32 bytes or 64 bytes long, the "
+            f"other a multiple of 8"
+        )
+    if contiguous == 1:
+        atom = cute.make_layout((8, run), stride=(run, 1))
+    else:
+        atom = cute.make_layout((run, 8), stride=(1, run))
+    swizzle = line_swizzle(run * element_bits // 8, element_bits, granule_bytes)
+    order = tuple(range(len(shape)))
+    return cute.tile_to_shape(cute.make_composed_layout(swizzle, 0, atom), shape, order)
+
+
+def copy_threads(
+    shape: tuple[int, int], contiguous: int, vector: int, threads: int
+) -> tuple[cute.Layout, cute.Layout]:
+    """Thread and value layouts for copying a tile with one vector per thread and step.
+
+    Neighbouring threads take neighbouring vectors along the contiguous mode, so that a warp touches whole
+    128-byte lines of global memory; what is left of the threads goes to the other mode.
+    """
+    along = gcd(shape[contiguous] // vector, threads)
+    across = threads // along
+    if shape[contiguous] % vector or shape[1 - contiguous] % across:
+        raise TileError(
+            f"{threads} threads with vectors of {vector} elements can't cover a {shape} tile evenly: {along} of them "
+            f"span its contiguous mode, and the other {across} must divide {shape[1 - contiguous]}"
+        )
+    if contiguous == 1:
+        return cute.make_layout((across, along), stride=(along, 1)), cute.make_layout((1, vector))
+    return cute.make_layout((along, across), stride=(1, along)), cute.make_layout((vector, 1))

@@ -1,0 +1,83 @@
+"""Fragments: the registers that feed the tensor cores, and the pipeline that keeps them full."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.arch import cvt_f32_tf32
+
+
+@cute.jit
+def round_to_tf32(fragment: cute.Tensor):
+    """Rounds fp32 bits in `fragment` to tf32, to nearest, ties away from zero.
+
+    The tensor core ignores the 13 low bits of a tf32 operand: without this, every value is truncated towards
+    zero, which doubles the error and biases it (PTX ISA, "cvt.rna.tf32.f32").
+    """
+    values = cute.recast_tensor(fragment, cutlass.Float32)
+    bits = cute.recast_tensor(fragment, cutlass.Int32)
+    for i in cutlass.range_constexpr(cute.size(fragment)):
+        bits[i] = cutlass.Int32(cvt_f32_tf32(values[i]))
+
+
+@dataclass(frozen=True)
+class OperandPipeline:
+    """Double-buffered operands of one warp: loads k-block `i + 1` while the tensor cores work on `i`.
+
+    A k-block is one instruction deep: 16 columns of K for 16-bit types.
+    """
+
+    tiled_mma: cute.TiledMma
+    copy_A: cute.TiledCopy
+    copy_B: cute.TiledCopy
+    tCrA: cute.Tensor  # (MMA, MMA_M, MMA_K)
+    tCrB: cute.Tensor  # (MMA, MMA_N, MMA_K)
+    tXsA: cute.Tensor  # (CPY, CPY_M, CPY_K, PIPE)
+    tXsB: cute.Tensor  # (CPY, CPY_N, CPY_K, PIPE)
+    tXrA: cute.Tensor  # (CPY, CPY_M, CPY_K): the registers of tCrA, as ldmatrix fills them
+    tXrB: cute.Tensor  # (CPY, CPY_N, CPY_K)
+
+    @classmethod
+    def partition(
+        cls,
+        tiled_mma: cute.TiledMma,
+        copy_A: cute.TiledCopy,
+        copy_B: cute.TiledCopy,
+        sA: cute.Tensor,  # (BLK_M, BLK_K, PIPE)
+        sB: cute.Tensor,  # (BLK_N, BLK_K, PIPE)
+        thread: cutlass.Int32,
+    ):
+        """The share of one thread; copy_A and copy_B load the operands of `tiled_mma` from shared memory."""
+        thr_mma = tiled_mma.get_slice(thread)
+        thr_copy_A, thr_copy_B = copy_A.get_slice(thread), copy_B.get_slice(thread)
+        tCrA = tiled_mma.make_fragment_A(thr_mma.partition_A(sA[None, None, 0]))
+        tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB[None, None, 0]))
+        return cls(
+            tiled_mma,
+            copy_A,
+            copy_B,
+            tCrA,
+            tCrB,
+            thr_copy_A.partition_S(sA),
+            thr_copy_B.partition_S(sB),
+            thr_copy_A.retile(tCrA),
+            thr_copy_B.retile(tCrB),
+        )
+
+    @property
+    def k_blocks(self) -> int:
+        return cute.size(self.tCrA, mode=[2])
+
+    @cute.jit
+    def load(self, k_block: cutlass.Constexpr, stage: cutlass.Int32):
+        """Shared memory → registers for one k-block of pipeline stage `stage`."""
+        cute.copy(self.copy_A, self.tXsA[None, None, k_block, stage], self.tXrA[None, None, k_block])
+        cute.copy(self.copy_B, self.tXsB[None, None, k_block, stage], self.tXrB[None, None, k_block])
+        if cutlass.const_expr(self.tCrA.element_type is cutlass.TFloat32):
+            round_to_tf32(self.tCrA[None, None, k_block])
+            round_to_tf32(self.tCrB[None, None, k_block])
+
+    @cute.jit
+    def mma(self, k_block: cutlass.Constexpr, acc: cute.Tensor):
+        """acc += A[:, k_block] · B[:, k_block]ᵀ.  acc: (MMA, MMA_M, MMA_N)."""
+        cute.gemm(self.tiled_mma, acc, self.tCrA[None, None, k_block], self.tCrB[None, None, k_block], acc)

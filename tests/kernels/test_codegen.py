@@ -1,0 +1,48 @@
+"""What each shipped GEMM compiles to, read from its PTX and SASS. Needs no GPU."""
+
+import pytest
+
+from cutelab.kernels.dense_gemm.sm80 import GemmConfig, GemmSm80, shipped_configs
+from cutelab.kernels.runtime.arch import Arch
+from cutelab.kernels.runtime.compile import compile_to_artifacts
+from cutelab.kernels.runtime.disassembly import KernelSummary, count, ptx_instructions, summarize
+
+REGISTERS_PER_SM = 65536  # on every architecture from sm_80 on
+REGISTERS_PER_THREAD = 255
+
+# PTX ISA, "mma.sync": the shape and the types of the instruction for each input type.
+MMA = {
+    "float16": ("m16n8k16", "f32", "f16"),
+    "bfloat16": ("m16n8k16", "f32", "bf16"),
+    "float32": ("m16n8k8", "f32", "tf32"),
+}
+CP_ASYNC = {16: ("128",), 8: ("64",), 4: ()}
+
+
+@pytest.mark.parametrize("arch_name", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("config", shipped_configs(), ids=repr)
+def test_generated_code(config, arch_name):
+    arch = Arch.named(arch_name)
+    artifacts = compile_to_artifacts(GemmSm80(config), arch)
+    (kernel,) = summarize(artifacts.cubin)
+    ptx = ptx_instructions(artifacts.ptx)
+
+    assert kernel.threads == config.threads
+    assert kernel.registers <= REGISTERS_PER_THREAD
+    assert kernel.registers * kernel.threads <= REGISTERS_PER_SM
+    assert kernel.static_shared + config.smem_bytes <= arch.smem_per_block
+    assert (kernel.stack, kernel.spills) == (0, 0)
+
+    assert count(ptx, "mma", "sync", *MMA[config.ab_dtype]) == count(kernel.instructions, "HMMA") > 0
+    assert_operands_arrive_in_vectors(config, kernel)
+    if config.out_align == 16:
+        assert count(kernel.instructions, "LDS", "128") > 0
+        assert count(kernel.instructions, "STG", "128") > 0
+
+
+def assert_operands_arrive_in_vectors(config: GemmConfig, kernel: KernelSummary) -> None:
+    """cp.async as wide as the alignment allows, then ldmatrix; both only where the elements permit it."""
+    for align in {config.a_align, config.b_align} & CP_ASYNC.keys():
+        assert count(kernel.instructions, "LDGSTS", *CP_ASYNC[align]) > 0
+    if config.ab_dtype != "float32" or "k" in (config.a_major, config.b_major):
+        assert count(kernel.instructions, "LDSM", "4") > 0
