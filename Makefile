@@ -32,12 +32,16 @@ format: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
 
-# A torch that sees a GPU is kept, with the packages beside it; else the pinned versions are installed.
+# A torch that sees the GPU is kept: the environment also looks where $(PYTHON) finds its packages.
+# Else the pinned versions are installed, in which torch comes for the CPU where the package index offers that.
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), a minute or two ..."
+	@$(PYTHON) -m venv $(VENV)
 	@if $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
-	  $(PYTHON) -m venv --system-site-packages $(VENV) && $(BIN)/pip install -q -e '.[dev]'; \
+	  $(PYTHON) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+	    > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth" && \
+	  $(BIN)/pip install -q -e '.[dev]'; \
 	else \
-	  $(PYTHON) -m venv $(VENV) && $(BIN)/pip install -q -c constraints.txt -e '.[dev]'; \
+	  $(BIN)/pip install -q -c constraints.txt -e '.[dev]'; \
 	fi
 	@touch $@

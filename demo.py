@@ -35,6 +35,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def train(images: torch.Tensor, labels: torch.Tensor) -> nn.Sequential:
     """A multilayer perceptron, trained on the CPU in fp32."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the batches are too small to share
     model = nn.Sequential(
         nn.Linear(64, 256),
         nn.ReLU(),

@@ -53,9 +53,9 @@ def operands(
     return matrix(m, k, layout[0]), matrix(k, n, layout[1])
 
 
-def candidates(a: torch.Tensor, b: torch.Tensor) -> dict[str, protocol.Call]:
+def candidates(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
     """The functions to compare; each has run once, so it is compiled and tuned, and agrees with cuBLAS."""
-    calls: dict[str, protocol.Call] = {"ours": lambda: gemm(a, b), "cublas": lambda: torch.matmul(a, b)}
+    calls = {"ours": lambda: gemm(a, b), "cublas": lambda: torch.matmul(a, b)}
     quack = quack_gemm()
     if quack and a.dtype != torch.float32:
         calls["quack"] = lambda: quack(a, b)

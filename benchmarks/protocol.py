@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +28,7 @@ HOST_CALLS = 200  # in one host measurement: fewer than the launch queue holds, 
 Call = Callable[[], object]
 
 
-def gpu_seconds(calls: dict[str, Call], rounds: int, pause: float) -> dict[str, float]:
+def gpu_seconds(calls: Mapping[str, Call], rounds: int, pause: float) -> dict[str, float]:
     """Median seconds that the GPU needs for each call."""
     repeats = {name: graph_length(call) for name, call in calls.items()}
     graphs = {name: capture(call, repeats[name]) for name, call in calls.items()}
@@ -39,7 +39,7 @@ def gpu_seconds(calls: dict[str, Call], rounds: int, pause: float) -> dict[str, 
     return interleave(calls, measure, rounds, pause)
 
 
-def host_seconds(calls: dict[str, Call], rounds: int, pause: float) -> dict[str, float]:
+def host_seconds(calls: Mapping[str, Call], rounds: int, pause: float) -> dict[str, float]:
     """Median seconds that the host needs to issue each call, without waiting for the GPU."""
 
     def measure(name: str) -> float:

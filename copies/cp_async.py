@@ -5,6 +5,7 @@ of the instruction. Copies are collected into groups by `commit`; groups complet
 waits until at most N of its newest ones are outstanding (PTX ISA, "Non-bulk copy").
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.arch import inline_ptx
@@ -88,12 +89,14 @@ class CpAsyncRing:
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
 
-    @cute.jit
+    @property
+    def next(self) -> Int32:
+        """The stage after `read`."""
+        after = self.read + 1
+        return cutlass.select_(after == self.stages, Int32(0), after)
+
     def advance(self):
-        self.write = self.read
-        self.read = self.read + 1
-        if self.read == self.stages:
-            self.read = Int32(0)
+        self.write, self.read = self.read, self.next
 
     def __extract_mlir_values__(self):
         return [self.read.ir_value(), self.write.ir_value()]

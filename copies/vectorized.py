@@ -66,7 +66,7 @@ class TileLoader:
     mX: cute.Tensor  # (MN, K)
     tXcX: cute.Tensor  # (CPY, CPY_MN, CPY_K, k) coordinates in mX
     tXsX: cute.Tensor  # (CPY, CPY_MN, CPY_K, PIPE)
-    address: cute.Tensor  # (CPY_MN, CPY_K) in registers: each vector of the next k-tile
+    address: cute.Tensor  # (CPY_MN, CPY_K) in registers: of each vector, in the k-tile copied last
     step: cutlass.Int64  # bytes from a k-tile to the next
 
     @classmethod
@@ -86,13 +86,13 @@ class TileLoader:
         tXsX = thr_copy.partition_D(sX)
         vector_rows = tXcX[cute.size(tXcX, mode=[0]) - 1, 0, 0, 0][0] - tXcX[0, 0, 0, 0][0]
         address = cute.make_rmem_tensor((tXcX.shape[1], tXcX.shape[2]), cutlass.Int64)
+        step = cutlass.Int64(cute.crd2idx((0, block[1]), mX.layout) * (mX.element_type.width // 8))
         for i in range(tXcX.shape[1]):
             for j in range(tXcX.shape[2]):
                 row, column = tXcX[0, i, j, 0]
                 row = cutlass.min(row, mX.shape[0] - 1 - vector_rows)
-                address[i, j] = (mX.iterator + cute.crd2idx((row, column), mX.layout)).toint()
-        step = cute.crd2idx((0, block[1]), mX.layout) * (mX.element_type.width // 8)
-        return cls(tiled_copy, mX, tXcX, tXsX, address, cutlass.Int64(step))
+                address[i, j] = (mX.iterator + cute.crd2idx((row, column), mX.layout)).toint() - step
+        return cls(tiled_copy, mX, tXcX, tXsX, address, step)
 
     @property
     def vectors(self) -> int:
@@ -101,10 +101,14 @@ class TileLoader:
 
     @cute.jit
     def load_next(self, stage: cutlass.Int32, vectors: cutlass.Constexpr):
-        """Copies the vectors with numbers in `vectors` = (first, end) of the next k-tile, all columns inside."""
+        """Copies the vectors with numbers in `vectors` = (first, end) of the next k-tile, all columns inside.
+
+        The address moves on before the copy, not after it: a cp.async in flight still owns its address
+        register, and by now the one of the k-tile before has long let go.
+        """
         for v in cutlass.range_constexpr(*vectors):
-            cute.copy(self.atom, self._source(v, 0), self._destination(v, stage))
             self.address[v] = self.address[v] + self.step
+            cute.copy(self.atom, self._source(v, 0), self._destination(v, stage))
 
     @cute.jit
     def load_last(self, k_tile: cutlass.Int32, stage: cutlass.Int32):
@@ -113,7 +117,7 @@ class TileLoader:
         for v in cutlass.range_constexpr(self.vectors):
             i, j = cute.idx2crd(v, self.address.shape)
             pred[0, 0] = self.tXcX[0, i, j, k_tile][1] < self.mX.shape[1]
-            copy_or_zero(self.atom, self._source(v, self.step * k_tile), self._destination(v, stage), pred)
+            copy_or_zero(self.atom, self._source(v, self.step * (k_tile + 1)), self._destination(v, stage), pred)
 
     def _source(self, v: int, offset: cutlass.Int64 | int) -> cute.Tensor:
         dtype, length = self.mX.element_type, cute.size(self.tXcX, mode=[0])

@@ -21,8 +21,9 @@ from typing import Any
 
 from cutlass._mlir import ir
 from cutlass._mlir_helpers import op as dsl_op
-from cutlass.base_dsl.dsl import BaseDSL
-from cutlass.cutlass_dsl.cutlass import CuTeDSL, KernelLauncher
+from cutlass.base_dsl import dsl
+from cutlass.cutlass_dsl import cutlass as cutlass_dsl
+from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
 
 
 class _Scratch:
@@ -32,7 +33,8 @@ class _Scratch:
         self.context = ir.Context()
         self.context.enable_multithreading(False)  # no pool of compiler threads
         self.location = ir.Location.unknown(self.context)
-        self.insertion_point = ir.InsertionPoint(ir.Module.create(self.location).body)
+        self.module = ir.Module.create(self.location)
+        self.insertion_point = ir.InsertionPoint(self.module.body)
         self.open = True
 
 
@@ -88,19 +90,34 @@ def _enter_when_idle(apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return apply_loc_transforms
 
 
-def _from_outside(entry: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a DSL entry point that takes a current context to mean that it was called while tracing."""
+def _from_outside(active_env_manager: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what every DSL entry point calls first: past it, a current context means being traced."""
 
-    @functools.wraps(entry)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(active_env_manager)
+    def enter_env(*args: Any) -> Any:
         if ir.Context.current is _scratch.context:
             _leave_scratch()
-        return entry(*args, **kwargs)
+        return active_env_manager(*args)
 
-    return call
+    return enter_env
 
 
+def _not_at_a_prompt(prepare_launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what a launch calls first: it would go on to build in the module compiled last, and crash."""
+
+    @functools.wraps(prepare_launch)
+    def prepare(*args: Any) -> Any:
+        if ir.Context.current is _scratch.context:
+            raise RuntimeError("a kernel is launched by a @cute.jit function; this launch is in plain Python")
+        return prepare_launch(*args)
+
+    return prepare
+
+
+# These are called and left before the DSL looks for the user's line in the stack: its messages stay right.
 dsl_op._apply_loc_transforms = _enter_when_idle(dsl_op._apply_loc_transforms)
-BaseDSL._func_impl = _from_outside(BaseDSL._func_impl)
-CuTeDSL._device_func_impl = _from_outside(CuTeDSL._device_func_impl)
-KernelLauncher.launch = _from_outside(KernelLauncher.launch)
+dsl.active_env_manager = _from_outside(dsl.active_env_manager)
+cutlass_dsl.active_env_manager = _from_outside(cutlass_dsl.active_env_manager)
+CutlassBaseDSL._preprocess_launch_config_args = _not_at_a_prompt(
+    CutlassBaseDSL._preprocess_launch_config_args
+)

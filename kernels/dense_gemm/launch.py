@@ -76,7 +76,7 @@ def _plan(args: Arguments) -> Plan:
             args.beta == 0,
             args.out_dtype,
         )
-    except RuntimeError:  # a sparse tensor has no strides; the check says it in our words
+    except (AttributeError, RuntimeError):  # None has no shape, a sparse tensor no strides; say so in our words
         check_tensors(args)
         raise
     plan = _plans.get(signature)

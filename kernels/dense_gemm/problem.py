@@ -6,6 +6,7 @@ shares them with the real one.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -41,10 +42,9 @@ def check_tensors(args: Arguments) -> None:
             continue
         if not isinstance(operand, torch.Tensor):
             raise DtypeError(f"{name} must be a torch.Tensor; got {type(operand).__name__}")
-        if operand.layout is not torch.strided:
-            raise LayoutError(
-                f"{name} has layout {operand.layout}; gemm takes dense tensors: {name}.to_dense()"
-            )
+        if operand.is_nested or operand.layout is not torch.strided:
+            layout = "nested" if operand.is_nested else operand.layout
+            raise LayoutError(f"{name} is {layout}; gemm takes dense tensors: pass {name}.to_dense()")
 
 
 def infer_output(args: Arguments) -> tuple[torch.Size, torch.dtype]:
@@ -57,7 +57,7 @@ def infer_output(args: Arguments) -> tuple[torch.Size, torch.dtype]:
             raise DtypeError(f"{name} is {operand.dtype}; it must have the dtype of out: {name}.to({dtype})")
     if args.bias is not None and args.bias.shape != shape[-1:]:
         raise ShapeError(f"bias has shape {tuple(args.bias.shape)}; it must be (N,) = {tuple(shape[-1:])}")
-    if args.c is not None and not _broadcasts(args.c.shape, shape):
+    if args.c is not None and _broadcast(args.c.shape, shape) != shape:
         raise ShapeError(f"c has shape {tuple(args.c.shape)}, which does not broadcast to {tuple(shape)}")
     if args.c is None and args.beta != 0:
         raise ConfigError(f"beta={args.beta} scales c, but there is no c: pass c, or leave beta at 0")
@@ -112,10 +112,9 @@ def _output_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Size:
     shapes = f"a (…, M, K) is {tuple(a.shape)} and b (…, K, N) is {tuple(b.shape)}"
     if a.shape[-1] != b.shape[-2]:
         raise ShapeError(f"{shapes}: K is {a.shape[-1]} in a and {b.shape[-2]} in b")
-    try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError:
-        raise ShapeError(f"{shapes}: the batch dims do not broadcast") from None
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    if batch is None:
+        raise ShapeError(f"{shapes}: the batch dims do not broadcast")
     return torch.Size((*batch, a.shape[-2], b.shape[-1]))
 
 
@@ -127,8 +126,9 @@ def _check_same_device(args: Arguments) -> None:
             )
 
 
-def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
-    aligned = target[max(len(target) - len(shape), 0) :]
-    return len(shape) == len(aligned) and all(
-        size in (1, wanted) for size, wanted in zip(shape, aligned, strict=True)
-    )
+def _broadcast(x: torch.Size, y: torch.Size) -> tuple[int, ...] | None:
+    """The common shape, or None. torch.broadcast_shapes would import sympy first, for half a second."""
+    pairs = list(zip_longest(reversed(x), reversed(y), fillvalue=1))
+    if any(p != q and p != 1 and q != 1 for p, q in pairs):
+        return None
+    return tuple(q if p == 1 else p for p, q in reversed(pairs))

@@ -237,9 +237,9 @@ class GemmSm80:
     ):
         """acc += A·Bᵀ over all k-tiles, in the order last, 0, 1, 2, …"""
         ring = CpAsyncRing(self.config.stages)
-        last = cutlass.max(k_tiles - 1, 0)
-        load_A.load_last(last, 0)
-        load_B.load_last(last, 0)
+        k_tiles = cutlass.max(k_tiles, 1)  # K = 0: one k-tile of zeros
+        load_A.load_last(k_tiles - 1, 0)
+        load_B.load_last(k_tiles - 1, 0)
         ring.commit()
         for stage in cutlass.range_constexpr(1, ring.stages - 1):
             if stage < k_tiles:
@@ -249,21 +249,39 @@ class GemmSm80:
 
         ring.wait()
         operands.load(0, ring.read)
-        blocks = operands.k_blocks
-        for turn in cutlass.range(last + 1):
-            ahead = turn + ring.stages - 1
-            for k_block in cutlass.range_constexpr(blocks):
-                if cutlass.const_expr(k_block == blocks - 1):
-                    ring.commit()
-                    ring.advance()
-                    ring.wait()
-                operands.load((k_block + 1) % blocks, ring.read)
-                if cutlass.const_expr(k_block < blocks - 1):
-                    if ahead < k_tiles:
-                        load_A.load_next(ring.write, share(load_A.vectors, k_block, blocks - 1))
-                        load_B.load_next(ring.write, share(load_B.vectors, k_block, blocks - 1))
-                operands.mma(k_block, acc)
+        copying = cutlass.max(k_tiles - (ring.stages - 1), 0)
+        for _ in cutlass.range(copying):
+            self.multiply_k_tile(ring, operands, acc, load_A, load_B)
+            ring.advance()
+        for _ in cutlass.range(k_tiles - copying):
+            self.multiply_k_tile(ring, operands, acc)
+            ring.advance()
         ring.drain()
+
+    @cute.jit
+    def multiply_k_tile(
+        self,
+        ring: CpAsyncRing,
+        operands: OperandPipeline,
+        acc: cute.Tensor,
+        load_A: TileLoader | None = None,
+        load_B: TileLoader | None = None,
+    ):
+        """acc += A·Bᵀ for the k-tile in stage `ring.read`, while the loaders fill stage `ring.write`.
+
+        The copies are spread over the k-blocks: issued at once, they would hold up the ldmatrix behind them.
+        """
+        last = operands.k_blocks - 1
+        for k_block in cutlass.range_constexpr(last):
+            operands.load(k_block + 1, ring.read)
+            if cutlass.const_expr(load_A is not None):
+                load_A.load_next(ring.write, share(load_A.vectors, k_block, last))
+                load_B.load_next(ring.write, share(load_B.vectors, k_block, last))
+            operands.mma(k_block, acc)
+        ring.commit()
+        ring.wait()
+        operands.load(0, ring.next)
+        operands.mma(last, acc)
 
 
 def share(count: int, part: int, parts: int) -> tuple[int, int]:

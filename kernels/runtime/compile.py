@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import cutlass.cute as cute
+import tvm_ffi  # noqa: F401  (loading a kernel imports it: 30 ms that belong to import, not to the first call)
 
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.cache import cache_key, load_entry, store_entry

@@ -1,8 +1,10 @@
 """What each shipped GEMM compiles to, read from its PTX and SASS. Needs no GPU."""
 
+import itertools
+
 import pytest
 
-from cutelab.kernels.dense_gemm.sm80 import GemmConfig, GemmSm80, shipped_configs
+from cutelab.kernels.dense_gemm.sm80 import GemmConfig, GemmSm80, choose_tile, shipped_configs
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_to_artifacts
 from cutelab.kernels.runtime.disassembly import KernelSummary, count, ptx_instructions, summarize
@@ -19,10 +21,25 @@ MMA = {
 CP_ASYNC = {16: ("128",), 8: ("64",), 4: ()}
 
 
-@pytest.mark.parametrize("arch_name", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("config", shipped_configs(), ids=repr)
-def test_generated_code(config, arch_name):
-    arch = Arch.named(arch_name)
+ALL_ARCHS = [Arch.named(f"sm_{chip}") for chip in ("80", "86", "87", "89", "90a", "120a")]
+COMPILED_ARCHS = [Arch.named(name) for name in ("sm_80", "sm_90a")]
+
+
+def short_name(x: GemmConfig | Arch) -> str:
+    if isinstance(x, Arch):
+        return x.name
+    tile = "x".join(map(str, (*x.tile, x.stages)))
+    aligns = f"a{x.a_align}{x.a_major}-b{x.b_align}{x.b_major}-c{x.c_align}-out{x.out_align}"
+    return f"{x.ab_dtype}-{x.out_dtype}-{aligns}-{x.bias}-{x.activation}-{tile}"
+
+
+# `choose_tile` offers a tile only where it fits.
+@pytest.mark.parametrize(
+    "config, arch",
+    [(c, arch) for c in shipped_configs() for arch in COMPILED_ARCHS if c.smem_bytes <= arch.smem_per_block],
+    ids=short_name,
+)
+def test_generated_code(config, arch):
     artifacts = compile_to_artifacts(GemmSm80(config), arch)
     (kernel,) = summarize(artifacts.cubin)
     ptx = ptx_instructions(artifacts.ptx)
@@ -46,3 +63,13 @@ def assert_operands_arrive_in_vectors(config: GemmConfig, kernel: KernelSummary)
         assert count(kernel.instructions, "LDGSTS", *CP_ASYNC[align]) > 0
     if config.ab_dtype != "float32" or "k" in (config.a_major, config.b_major):
         assert count(kernel.instructions, "LDSM", "4") > 0
+
+
+@pytest.mark.parametrize("arch", ALL_ARCHS, ids=short_name)
+@pytest.mark.parametrize("align", [16, 8, 4, 2])
+@pytest.mark.parametrize("ab_dtype", MMA)
+def test_chosen_tiles_fit_in_shared_memory(ab_dtype, align, arch):
+    sizes = itertools.product((1, 128, 1000, 8192), repeat=3)
+    tilings = [choose_tile(ab_dtype, *mnk, batch, arch, align) for mnk in sizes for batch in (1, 7)]
+    for tiling, out_dtype in itertools.product(tilings, MMA):
+        assert GemmConfig(ab_dtype, out_dtype, bias="n", **tiling).smem_bytes <= arch.smem_per_block

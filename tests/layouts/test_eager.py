@@ -116,9 +116,18 @@ def test_an_error_while_tracing_leaves_both_worlds_usable(run):
 
 def test_a_launch_outside_jit_is_still_refused():
     assert_eager_works()
-    with pytest.raises(DSLUserCodeRuntimeError, match="launched from plain Python"):
+    with pytest.raises(DSLUserCodeRuntimeError, match="launched from plain Python") as refused:
         empty_kernel(1).launch(grid=(1, 1, 1), block=(32, 1, 1))
+    assert "test_eager.py" in str(refused.value)  # the line that is to blame
     assert_eager_works()
+
+
+def test_a_launch_outside_jit_is_refused_though_its_arguments_are_eager():
+    cute.compile(launches, 1)
+    with pytest.raises(RuntimeError, match="this launch is in plain Python"):
+        empty_kernel(1).launch(grid=(cute.size(transposed(2, 1)), 1, 1), block=(32, 1, 1))
+    assert_eager_works()
+    cute.compile(launches, 1)
 
 
 def test_an_eager_object_inside_a_trace_is_refused_not_fatal():
