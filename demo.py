@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from cutelab.kernels import gemm
-from cutelab.kernels.dense_gemm.sm80 import GemmConfig, GemmSm80, choose_tile
+from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile
+from cutelab.kernels.dense_gemm.sm80 import GemmSm80
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_to_artifacts
 from cutelab.kernels.runtime.disassembly import count, summarize
@@ -116,7 +117,7 @@ def configuration(layer: nn.Linear, activation: str | None, rows: int, arch: Arc
         out_align=alignment(n),
         bias="n",
         activation=activation,
-        **choose_tile(dtype, rows, n, k, 1, arch, align),
+        **choose_tile(dtype, dtype, rows, n, 1, arch, align),
     )
 
 

@@ -3,7 +3,7 @@
 from cutelab.copies.cp_async import CpAsyncRing, cp_async
 from cutelab.copies.errors import CopyError
 from cutelab.copies.matrix import operand_atom, operand_copies
-from cutelab.copies.vectorized import TileLoader, copy_atom, copy_or_zero, tile_copy, tile_inside
+from cutelab.copies.vectorized import TileLoader, copy_atom, copy_or_zero, tile_copy
 
 __all__ = [
     "CopyError",
@@ -15,5 +15,4 @@ __all__ = [
     "operand_atom",
     "operand_copies",
     "tile_copy",
-    "tile_inside",
 ]

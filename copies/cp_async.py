@@ -40,7 +40,9 @@ def cp_async(
     if const_expr(size not in CP_ASYNC_BYTES):
         raise CopyError(f"cp.async copies {CP_ASYNC_BYTES} bytes, got {size}")
     if const_expr(cache not in ("ca", "cg") or (cache == "cg" and size != 16)):
-        raise CopyError(f"cp.async.cg copies 16 bytes and .ca 4, 8 or 16; got cache={cache!r} with {size} bytes")
+        raise CopyError(
+            f"cp.async.cg copies 16 bytes and .ca 4, 8 or 16; got cache={cache!r} with {size} bytes"
+        )
     if const_expr(l2_prefetch is not None and l2_prefetch not in L2_PREFETCH_BYTES):
         raise CopyError(f"cp.async prefetches {L2_PREFETCH_BYTES} bytes into L2, got {l2_prefetch}")
 

@@ -2,8 +2,9 @@
 
 ldmatrix hands a warp 8x8 matrices of 16-bit elements: lane i supplies the address of one row, and receives
 elements (i / 4, 2·(i % 4)) and the next of each matrix, which is how mma.sync wants its operands
-(PTX ISA, "ldmatrix"). With .trans the matrices arrive transposed, so an operand that is contiguous along M or N needs
-no shuffling. A 32-bit element passes as two 16-bit halves; it can't be transposed that way and takes plain loads.
+(PTX ISA, "ldmatrix"). With .trans the matrices arrive transposed, so an operand that is contiguous along M
+or N needs no shuffling. A 32-bit element passes as two 16-bit halves, but can't be transposed that way: such
+operands take plain loads.
 """
 
 import cutlass

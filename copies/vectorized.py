@@ -1,7 +1,7 @@
 """Tile copies between global memory, shared memory and registers, as wide as alignment allows.
 
 Shapes: a thread's share of a `(BLK_MN, BLK_K)` tile is `(CPY, CPY_MN, CPY_K)`: CPY is one vector, the other
-two count its repetitions along each mode. Predicates have one entry for each vector: `(1, CPY_MN, CPY_K)`.
+two count its repetitions along each mode. Predicates have one entry for each vector.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import CopyUniversalOp, LoadCacheMode
 from cutlass.cute.nvgpu.cpasync import CopyG2SOp
 
-from cutelab.layouts.tiles import copy_threads
+from cutelab.layouts import copy_threads
 
 CP_ASYNC_BYTES = (4, 8, 16)
 """Sizes of a cp.async (PTX ISA, "Data Movement: cp.async"); only 16 bytes can bypass L1 (.cg)."""
@@ -40,34 +40,23 @@ def tile_copy(
     return cute.make_tiled_copy_tv(atom, thread_layout, value_layout)
 
 
-@cute.jit
-def tile_inside(tXcX: cute.Tensor, rows: cutlass.Int32, columns: cutlass.Int32) -> cute.Tensor:
-    """Predicate of the vectors inside `(rows, columns)`, for the one tile that both edges may cut.
-
-    tXcX: (CPY, CPY_MN, CPY_K) coordinates.
-    """
-    tXpX = cute.make_rmem_tensor((1, tXcX.shape[1], tXcX.shape[2]), cutlass.Boolean)
-    for i in cutlass.range_constexpr(tXcX.shape[1]):
-        for j in cutlass.range_constexpr(tXcX.shape[2]):
-            tXpX[0, i, j] = cute.elem_less(tXcX[0, i, j], (rows, columns))
-    return tXpX
-
-
 @dataclass(frozen=True)
 class TileLoader:
     """Loads k-tiles of one GEMM operand from global into a ring of shared-memory stages.
 
-    A thread keeps the address of each of its vectors in registers and moves it on by one k-tile as it copies.
-    Rows beyond the matrix are read from its last ones instead: they only reach rows of the output that nobody
-    stores, so the loop needs no predicates. Columns beyond it must count as zero: `load_last` sees to that.
+    A thread keeps the address of the first vector of each of its rows and moves it on by one k-tile as it
+    copies; the other vectors of a row are a fixed distance away. Rows beyond the matrix are read from its
+    last ones instead: they only reach rows of the output that nobody stores, so the loop needs no
+    predicates. Columns beyond it must count as zero: `load_last` sees to that.
     """
 
     atom: cute.CopyAtom
-    mX: cute.Tensor  # (MN, K)
-    tXcX: cute.Tensor  # (CPY, CPY_MN, CPY_K, k) coordinates in mX
+    columns: cutlass.Int32  # K
+    tXcX: cute.Tensor  # (CPY, CPY_MN, CPY_K, k) coordinates in the matrix
     tXsX: cute.Tensor  # (CPY, CPY_MN, CPY_K, PIPE)
-    address: cute.Tensor  # (CPY_MN, CPY_K) in registers: of each vector, in the k-tile copied last
-    step: cutlass.Int64  # bytes from a k-tile to the next
+    address: cute.Tensor  # (CPY_MN,) in registers: of a row's first vector, in the k-tile copied last
+    tile_step: cutlass.Int64  # bytes from a k-tile to the next
+    vector_step: cutlass.Int64  # bytes from a vector of a row to the next
 
     @classmethod
     def partition(
@@ -82,32 +71,37 @@ class TileLoader:
         thr_copy = tiled_copy.get_slice(thread)
         block = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
         cX = cute.local_tile(cute.make_identity_tensor(mX.shape), block, (tile, None))  # (BLK_MN, BLK_K, k)
-        tXcX = thr_copy.partition_S(cX)
+        tXcX = thr_copy.partition_S(cX)  # (CPY, CPY_MN, CPY_K, k)
+        cpy, cpy_mn, cpy_k, _ = tXcX.shape
+
+        def column_bytes(columns: int) -> cutlass.Int64:
+            return cutlass.Int64(cute.crd2idx((0, columns), mX.layout) * (mX.element_type.width // 8))
+
+        tile_step = column_bytes(block[1])
+        last_row = mX.shape[0] - 1 - (tXcX[cute.size(cpy) - 1, 0, 0, 0][0] - tXcX[0, 0, 0, 0][0])
+        address = cute.make_rmem_tensor(cpy_mn, cutlass.Int64)
+        for i in range(cpy_mn):
+            row, column = tXcX[0, i, 0, 0]
+            start = mX.iterator + cute.crd2idx((cutlass.min(row, last_row), column), mX.layout)
+            address[i] = start.toint() - tile_step
         tXsX = thr_copy.partition_D(sX)
-        vector_rows = tXcX[cute.size(tXcX, mode=[0]) - 1, 0, 0, 0][0] - tXcX[0, 0, 0, 0][0]
-        address = cute.make_rmem_tensor((tXcX.shape[1], tXcX.shape[2]), cutlass.Int64)
-        step = cutlass.Int64(cute.crd2idx((0, block[1]), mX.layout) * (mX.element_type.width // 8))
-        for i in range(tXcX.shape[1]):
-            for j in range(tXcX.shape[2]):
-                row, column = tXcX[0, i, j, 0]
-                row = cutlass.min(row, mX.shape[0] - 1 - vector_rows)
-                address[i, j] = (mX.iterator + cute.crd2idx((row, column), mX.layout)).toint() - step
-        return cls(tiled_copy, mX, tXcX, tXsX, address, step)
+        return cls(tiled_copy, mX.shape[1], tXcX, tXsX, address, tile_step, column_bytes(block[1] // cpy_k))
 
     @property
     def vectors(self) -> int:
-        """Vectors that each thread copies for a k-tile."""
-        return cute.size(self.address)
+        """Vectors that each thread copies for a k-tile, numbered down the rows first."""
+        return cute.size(self.tXcX, mode=[1]) * cute.size(self.tXcX, mode=[2])
 
     @cute.jit
     def load_next(self, stage: cutlass.Int32, vectors: cutlass.Constexpr):
-        """Copies the vectors with numbers in `vectors` = (first, end) of the next k-tile, all columns inside.
+        """Copies the vectors numbered `vectors` = (first, end) of the next k-tile, all inside the matrix.
 
-        The address moves on before the copy, not after it: a cp.async in flight still owns its address
-        register, and by now the one of the k-tile before has long let go.
+        An address moves on before the copy, not after it: a cp.async in flight still owns its address
+        register, but by now the one of the k-tile before has long let go.
         """
         for v in cutlass.range_constexpr(*vectors):
-            self.address[v] = self.address[v] + self.step
+            if cutlass.const_expr(v < cute.size(self.address)):
+                self.address[v] = self.address[v] + self.tile_step
             cute.copy(self.atom, self._source(v, 0), self._destination(v, stage))
 
     @cute.jit
@@ -115,18 +109,24 @@ class TileLoader:
         """Copies the k-tile that may stick out of the matrix, with zeros for what does. Call it first."""
         pred = cute.make_rmem_tensor((1, 1), cutlass.Boolean)
         for v in cutlass.range_constexpr(self.vectors):
-            i, j = cute.idx2crd(v, self.address.shape)
-            pred[0, 0] = self.tXcX[0, i, j, k_tile][1] < self.mX.shape[1]
-            copy_or_zero(self.atom, self._source(v, self.step * (k_tile + 1)), self._destination(v, stage), pred)
+            i, j = self._position(v)
+            pred[0, 0] = self.tXcX[0, i, j, k_tile][1] < self.columns
+            source = self._source(v, self.tile_step * (k_tile + 1))
+            copy_or_zero(self.atom, source, self._destination(v, stage), pred)
+
+    def _position(self, v: int) -> tuple[int, int]:
+        return v % cute.size(self.address), v // cute.size(self.address)
 
     def _source(self, v: int, offset: cutlass.Int64 | int) -> cute.Tensor:
-        dtype, length = self.mX.element_type, cute.size(self.tXcX, mode=[0])
+        i, j = self._position(v)
+        dtype, length = self.tXsX.element_type, cute.size(self.tXcX, mode=[0])
+        address = self.address[i] + (offset + self.vector_step * j)
         align = length * dtype.width // 8
-        pointer = cute.make_ptr(dtype, self.address[v] + offset, cute.AddressSpace.gmem, assumed_align=align)
+        pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
         return cute.make_tensor(pointer, cute.make_layout(((length, 1), 1)))  # ((vector, 1), 1)
 
     def _destination(self, v: int, stage: cutlass.Int32) -> cute.Tensor:
-        i, j = cute.idx2crd(v, self.address.shape)
+        i, j = self._position(v)
         return cute.append_ones(self.tXsX[None, i, j, stage], up_to_rank=2)  # ((vector, 1), 1)
 
 

@@ -8,7 +8,7 @@ from cutelab.layouts import eager
 from cutelab.layouts.arrays import CoordinateError, as_numpy, evaluate, same_function
 from cutelab.layouts.errors import TileError
 from cutelab.layouts.notation import NotationError, format, parse, parse_layout
-from cutelab.layouts.tiles import copy_threads, line_swizzle, smem_tile
+from cutelab.layouts.tiles import copy_threads, line_swizzle, operand_tile, smem_tile
 from cutelab.layouts.tv import Owners, owners, tv_map
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "evaluate",
     "format",
     "line_swizzle",
+    "operand_tile",
     "owners",
     "parse",
     "parse_layout",

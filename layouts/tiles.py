@@ -45,9 +45,8 @@ def smem_tile(
     run = min(shape[contiguous], LINE_BYTES * 8 // element_bits)
     if shape[contiguous] % run or shape[1 - contiguous] % 8 or run & (run - 1) or run * element_bits < 256:
         raise TileError(
-            f"tile {shape} with contiguous mode {contiguous} can't be paved with 8 x {run} atoms: the contiguous "
-            f"extent must be a multiple of {LINE_BYTES * 8 // element_bits} or 32 bytes or 64 bytes long, the "
-            f"other a multiple of 8"
+            f"tile {shape} can't be paved with 8 x {run} atoms: mode {contiguous}, the contiguous one, must "
+            f"be a multiple of {LINE_BYTES * 8 // element_bits}, or 32 or 64 bytes long, and the other of 8"
         )
     if contiguous == 1:
         atom = cute.make_layout((8, run), stride=(run, 1))
@@ -56,6 +55,17 @@ def smem_tile(
     swizzle = line_swizzle(run * element_bits // 8, element_bits, granule_bytes)
     order = tuple(range(len(shape)))
     return cute.tile_to_shape(cute.make_composed_layout(swizzle, 0, atom), shape, order)
+
+
+def operand_tile(shape: tuple[int, int, int], major: str, element_bits: int) -> cute.ComposedLayout:
+    """A ring of stages of a tensor-core operand: (BLK_MN, BLK_K, PIPE), contiguous along K ("k") or "mn".
+
+    Free of bank conflicts for cp.async and for the loads into the tensor cores' registers. Those are
+    ldmatrix, but for 32-bit elements contiguous along M or N: there plain loads take four columns of eight
+    elements at a time, so eight of them form a granule.
+    """
+    granule_bytes = 32 if element_bits == 32 and major == "mn" else 16
+    return smem_tile(shape, 1 if major == "k" else 0, element_bits, granule_bytes)
 
 
 def copy_threads(
@@ -70,8 +80,8 @@ def copy_threads(
     across = threads // along
     if shape[contiguous] % vector or shape[1 - contiguous] % across:
         raise TileError(
-            f"{threads} threads with vectors of {vector} elements can't cover a {shape} tile evenly: {along} of them "
-            f"span its contiguous mode, and the other {across} must divide {shape[1 - contiguous]}"
+            f"{threads} threads with vectors of {vector} elements can't share a {shape} tile evenly: "
+            f"{along} take vectors side by side, so {across} must divide {shape[1 - contiguous]}"
         )
     if contiguous == 1:
         return cute.make_layout((across, along), stride=(along, 1)), cute.make_layout((1, vector))

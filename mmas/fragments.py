@@ -5,19 +5,19 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import cvt_f32_tf32
+from cutlass.cute.nvgpu.warp import MmaTF32Op
 
 
 @cute.jit
 def round_to_tf32(fragment: cute.Tensor):
-    """Rounds fp32 bits in `fragment` to tf32, to nearest, ties away from zero.
+    """Rounds the fp32 bit patterns in `fragment` (Int32, as the DSL keeps tf32) to tf32, ties away from zero.
 
     The tensor core ignores the 13 low bits of a tf32 operand: without this, every value is truncated towards
     zero, which doubles the error and biases it (PTX ISA, "cvt.rna.tf32.f32").
     """
     values = cute.recast_tensor(fragment, cutlass.Float32)
-    bits = cute.recast_tensor(fragment, cutlass.Int32)
     for i in cutlass.range_constexpr(cute.size(fragment)):
-        bits[i] = cutlass.Int32(cvt_f32_tf32(values[i]))
+        fragment[i] = cutlass.Int32(cvt_f32_tf32(values[i]))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class OperandPipeline:
         """Shared memory → registers for one k-block of pipeline stage `stage`."""
         cute.copy(self.copy_A, self.tXsA[None, None, k_block, stage], self.tXrA[None, None, k_block])
         cute.copy(self.copy_B, self.tXsB[None, None, k_block, stage], self.tXrB[None, None, k_block])
-        if cutlass.const_expr(self.tCrA.element_type is cutlass.TFloat32):
+        if cutlass.const_expr(isinstance(self.tiled_mma.op, MmaTF32Op)):
             round_to_tf32(self.tCrA[None, None, k_block])
             round_to_tf32(self.tCrB[None, None, k_block])
 

@@ -12,10 +12,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutelab.copies import tile_copy, tile_inside
-from cutelab.layouts.tiles import smem_tile
+from cutelab.copies import copy_or_zero, tile_copy
+from cutelab.layouts import smem_tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+
+UNROLL = 16  # rows of vectors: all of them if they are 16 bytes wide, or else the code would grow too long
 
 
 def activate(x: cute.TensorSSA, activation: str | None) -> cute.TensorSSA:
@@ -78,8 +80,9 @@ class Epilogue:
     def smem_bytes(self) -> int:
         return self.tile[0] * self.tile[1] * self.dtype.width // 8 + self.bias_bytes
 
-    def copy(self, align: int) -> cute.TiledCopy:
-        return tile_copy(self.dtype, self.tile, 1, align, self.threads)
+    def copy(self, align: int, asynchronous: bool = False) -> cute.TiledCopy:
+        """Moves the tile between global and shared memory in vectors of `align` bytes."""
+        return tile_copy(self.dtype, self.tile, 1, align, self.threads, asynchronous)
 
     @cute.jit
     def store(
@@ -138,13 +141,17 @@ class Epilogue:
     def load_c(
         self, gC: cute.Tensor, sD: cute.Tensor, cD: cute.Tensor, extent: tuple[Int32, Int32], thread: Int32
     ):
-        tiled_copy = self.copy(self.c_align)
+        """C into the shared memory that D will occupy; zeros outside the matrix."""
+        tiled_copy = self.copy(self.c_align, asynchronous=True)
         thr_copy = tiled_copy.get_slice(thread)
         tCgC = thr_copy.partition_S(gC)  # (CPY, CPY_M, CPY_N)
-        tCrC = cute.make_rmem_tensor_like(tCgC)
-        pred = tile_inside(thr_copy.partition_S(cD), *extent)
-        cute.copy(tiled_copy, tCgC, tCrC, pred=pred)
-        cute.autovec_copy(tCrC, thr_copy.partition_D(sD))
+        tCsD = thr_copy.partition_D(sD)  # (CPY, CPY_M, CPY_N)
+        tCcD = thr_copy.partition_S(cD)  # (CPY, CPY_M, CPY_N)
+        for i in cutlass.range(tCgC.shape[1], unroll=UNROLL):
+            pred = row_inside(tCcD[None, i, None], extent)
+            copy_or_zero(tiled_copy, tCgC[None, i, None], tCsD[None, i, None], pred)
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
 
     @cute.jit
     def load_bias(
@@ -166,11 +173,25 @@ class Epilogue:
     def store_d(
         self, sD: cute.Tensor, gD: cute.Tensor, cD: cute.Tensor, extent: tuple[Int32, Int32], thread: Int32
     ):
+        """The finished tile from shared memory to D, except what lies outside the matrix."""
         tiled_copy = self.copy(self.d_align)
         thr_copy = tiled_copy.get_slice(thread)
         tDsD = thr_copy.partition_S(sD)  # (CPY, CPY_M, CPY_N)
         tDgD = thr_copy.partition_D(gD)  # (CPY, CPY_M, CPY_N)
-        tDrD = cute.make_rmem_tensor_like(tDsD)
-        cute.autovec_copy(tDsD, tDrD)
-        pred = tile_inside(thr_copy.partition_D(cD), *extent)
-        cute.copy(tiled_copy, tDrD, tDgD, pred=pred)
+        tDcD = thr_copy.partition_D(cD)  # (CPY, CPY_M, CPY_N)
+        for i in cutlass.range(tDgD.shape[1], unroll=UNROLL):
+            tDrD = cute.make_rmem_tensor_like(tDsD[None, i, None])
+            cute.autovec_copy(tDsD[None, i, None], tDrD)
+            cute.copy(tiled_copy, tDrD, tDgD[None, i, None], pred=row_inside(tDcD[None, i, None], extent))
+
+
+@cute.jit
+def row_inside(tXcX: cute.Tensor, extent: tuple[Int32, Int32]) -> cute.Tensor:
+    """Predicate of a row of vectors: which lie inside a matrix of shape `extent`.
+
+    tXcX: (CPY, CPY_N) coordinates; the result is (1, CPY_N).
+    """
+    tXpX = cute.make_rmem_tensor((1, tXcX.shape[1]), cutlass.Boolean)
+    for j in cutlass.range_constexpr(tXcX.shape[1]):
+        tXpX[0, j] = cute.elem_less(tXcX[0, j], extent)
+    return tXpX

@@ -13,6 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
+from torch._C import (  # type: ignore[attr-defined]
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
@@ -54,7 +61,8 @@ def gemm(
 
     Returns (…, M, N), row-major unless ``out`` is given. Differentiable in a, b, bias and c; where a gradient
     is needed, torch applies gelu and silu to the stored product, because their gradient needs it.
-    Autocast does not cast the operands. Runs on the current stream of the operands' device.
+    Autocast does not cast the operands. Runs on the current stream of the operands' device. The first call of
+    a kind compiles or loads its kernel: make one before capturing a CUDA graph.
 
     Raises ShapeError, LayoutError, DeviceError or ConfigError (ValueErrors), or DtypeError (a TypeError).
     """
@@ -72,17 +80,17 @@ def _may_bypass_dispatcher(*tensors: torch.Tensor | None) -> bool:
 
     That is: no gradient, no mode, transform, tracer or forward-mode level, no subclass, no lazy negation.
     """
-    grad_enabled = torch.is_grad_enabled()
+    grad_enabled = is_grad_enabled()
     for tensor in tensors:
         if tensor is None:
             continue
         if type(tensor) not in _PLAIN_TYPES or tensor.is_neg() or (grad_enabled and tensor.requires_grad):
             return False
     return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
+        _len_torch_dispatch_stack() == 0
+        and _len_torch_function_stack() == 0
+        and peek_interpreter_stack() is None
+        and _get_tracing_state() is None
         and forward_ad._current_level < 0
     )
 
@@ -106,32 +114,32 @@ def _dispatch(args: Arguments) -> torch.Tensor:
     return torch.ops.cutelab.gemm(a, b, bias, c, activation, alpha, beta, out_dtype)
 
 
-_INPUTS = (
+_SCHEMA = (
     "Tensor a, Tensor b, Tensor? bias, Tensor? c, str? activation, float alpha, float beta, "
     "ScalarType? out_dtype"
 )
 
 
-@torch.library.custom_op("cutelab::gemm", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
-def _gemm(a, b, bias, c, activation, alpha, beta, out_dtype):  # type: ignore[no-untyped-def]
+@torch.library.custom_op("cutelab::gemm", mutates_args=(), schema=f"({_SCHEMA}) -> Tensor")
+def _gemm(a, b, bias, c, activation, alpha, beta, out_dtype):
     return compute(Arguments(a, b, bias, c, None, activation, alpha, beta, out_dtype))
 
 
 @_gemm.register_fake
-def _fake_gemm(a, b, bias, c, activation, alpha, beta, out_dtype):  # type: ignore[no-untyped-def]
+def _fake_gemm(a, b, bias, c, activation, alpha, beta, out_dtype):
     shape, dtype = infer_output(Arguments(a, b, bias, c, None, activation, alpha, beta, out_dtype))
     return a.new_empty(shape, dtype=dtype)
 
 
 @torch.library.custom_op(
-    "cutelab::gemm_out", mutates_args=("out",), schema=f"({_INPUTS}, Tensor(a!) out) -> ()"
+    "cutelab::gemm_out", mutates_args=("out",), schema=f"({_SCHEMA}, Tensor(a!) out) -> ()"
 )
-def _gemm_out(a, b, bias, c, activation, alpha, beta, out_dtype, out):  # type: ignore[no-untyped-def]
+def _gemm_out(a, b, bias, c, activation, alpha, beta, out_dtype, out):
     compute(Arguments(a, b, bias, c, out, activation, alpha, beta, out_dtype))
 
 
 @_gemm_out.register_fake
-def _fake_gemm_out(a, b, bias, c, activation, alpha, beta, out_dtype, out):  # type: ignore[no-untyped-def]
+def _fake_gemm_out(a, b, bias, c, activation, alpha, beta, out_dtype, out):
     infer_output(Arguments(a, b, bias, c, out, activation, alpha, beta, out_dtype))
 
 
@@ -165,7 +173,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _grad_b(a: torch.Tensor, grad: torch.Tensor, shape: torch.Size, alpha: float) -> torch.Tensor:
-    if math.prod(shape[:-2]) > 1:
+    if math.prod(shape[:-2]) != 1:
         return _scaled_product(a.mT, grad, alpha).sum_to_size(shape)
     # b is one matrix: the sum over the batch is the inner sum of one product over all rows.
     return _scaled_product(a.flatten(0, -2).mT, grad.flatten(0, -2), alpha).reshape(shape)

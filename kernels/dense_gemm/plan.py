@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile
 from cutelab.kernels.dense_gemm.problem import Arguments, check_tensors, infer_output, require_tf32
-from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, Product
-from cutelab.kernels.dense_gemm.sm80 import GemmConfig, GemmSm80, choose_tile
+from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, OperandLayout, Product
+from cutelab.kernels.dense_gemm.sm80 import GemmSm80
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel
 from cutelab.kernels.runtime.errors import DeviceError, LayoutError, ShapeError
@@ -24,7 +25,7 @@ __all__ = ["Plan", "make_plan"]
 _NO_MODE = Mode(1, (0, 0, 0, 0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How to compute one signature of `gemm`.
 
@@ -80,43 +81,45 @@ def make_plan(args: Arguments) -> Plan:
 
 def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> Plan:
     """The plan with its kernel for ``product``. A fresh output is aligned to 256 bytes or more."""
-    a, b, out = args.a, args.b, args.out
+    a, b, c, out = args.a, args.b, args.c, args.out
     out_layout = product.layout(Operand.OUT, 0 if out is None else out.data_ptr(), plan.dtype.itemsize)
     swapped = out_layout.major == "mn"
     if swapped:
         product, a, b = product.swapped(), b, a
     a_layout = product.layout(Operand.A, a.data_ptr(), a.itemsize)
     b_layout = product.layout(Operand.B, b.data_ptr(), b.itemsize)
-    dtype = _name(a.dtype)
+    dtype, out_dtype = _name(a.dtype), _name(plan.dtype)
     extents = (product.m.size, product.n.size, product.k.size)
     batch = math.prod(mode.size for mode in product.batch)
-    narrowest = min(a_layout.align, b_layout.align)
     config = GemmConfig(
         ab_dtype=dtype,
-        out_dtype=_name(plan.dtype),
+        out_dtype=out_dtype,
         a_major=a_layout.major,
         b_major=b_layout.major,
         a_align=a_layout.align,
         b_align=b_layout.align,
         out_align=out_layout.align,
-        c_align=0 if args.c is None or args.beta == 0 else _c_align(product, args.c),
+        c_align=0 if c is None or args.beta == 0 else _c_align(product, c),
         bias=None if args.bias is None else "m" if swapped else "n",
         activation=args.activation,
-        **choose_tile(dtype, *extents, batch, arch, narrowest),
+        **choose_tile(dtype, out_dtype, *extents[:2], batch, arch, min(a_layout.align, b_layout.align)),
     )
-    outer, inner = (_NO_MODE, _NO_MODE, *product.batch)[-2:]
-    a_batch, b_batch, c_batch, out_batch = ((outer.stride(x), inner.stride(x)) for x in Operand)
-    c_strides = (product.m.stride(Operand.C), product.n.stride(Operand.C))
-    integers = (
-        *extents,
-        *(outer.size, inner.size),
-        *(a_layout.leading_stride, *a_batch),
-        *(b_layout.leading_stride, *b_batch),
-        *(*c_strides, *c_batch),
-        *(out_layout.leading_stride, *out_batch),
-    )
+    integers = _integers(product, a_layout, b_layout, out_layout)
     function = compile_kernel(GemmSm80(config), arch)
     return replace(plan, function=function, swapped=swapped, integers=integers)
+
+
+def _integers(product: Product, a: OperandLayout, b: OperandLayout, out: OperandLayout) -> tuple[int, ...]:
+    """The sizes and strides that `GemmSm80.launch` takes, in its order."""
+    outer, inner = (_NO_MODE, _NO_MODE, *product.batch)[-2:]
+    a_batch, b_batch, c_batch, out_batch = ((outer.stride(x), inner.stride(x)) for x in Operand)
+    return (
+        *(product.m.size, product.n.size, product.k.size, outer.size, inner.size),
+        *(a.leading_stride, *a_batch),
+        *(b.leading_stride, *b_batch),
+        *(product.m.stride(Operand.C), product.n.stride(Operand.C), *c_batch),
+        *(out.leading_stride, *out_batch),
+    )
 
 
 def _c_align(product: Product, c: torch.Tensor) -> int:

@@ -26,8 +26,8 @@ class GroupedRaster:
         """The (m, n) tile and the (l0, l1) batch coordinate of a block."""
         m_tiles, n_tiles = tiles
         per_batch, per_group = m_tiles * n_tiles, self.group * n_tiles
-        l, index = block // per_batch, block % per_batch
+        batch_index, index = block // per_batch, block % per_batch
         first = index // per_group * self.group
         rows = cutlass.min(m_tiles - first, self.group)  # the last group may be smaller
         index = index % per_group
-        return first + index % rows, index // rows, (l % batch[0], l // batch[0])
+        return first + index % rows, index // rows, (batch_index % batch[0], batch_index // batch[0])

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from cutelab.kernels.dense_gemm import launch, plan
-from cutelab.kernels.dense_gemm.sm80 import GemmConfig
+from cutelab.kernels.dense_gemm.config import GemmConfig
 from cutelab.kernels.runtime.arch import Arch
 
 ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -150,6 +150,11 @@ def test_out_that_overlaps_an_input_is_refused(reference_gemm):
             gemm(square, square, c=part, beta=1.0, out=shifted)
         with pytest.raises(LayoutError, match="out shares memory with c"):
             gemm(square, square, c=part.mT, beta=1.0, out=part)
+    for gapped in (buffer[8:136].view(8, 16)[:, :8], buffer[:256].view(8, 32)[:, 16:24]):
+        with pytest.raises(LayoutError, match="out shares memory with a"):
+            gemm(gapped, square, out=part)
+        with pytest.raises(LayoutError, match="out shares memory with a"):
+            gemm(part, square, out=gapped)
     gemm(square, square, c=part, out=shifted)  # beta = 0: c is not read
 
 

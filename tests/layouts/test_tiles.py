@@ -11,10 +11,11 @@ from cutlass.cute.nvgpu import CopyUniversalOp
 from cutelab.layouts import TileError, as_numpy, copy_threads, owners, smem_tile, tv_map
 
 SHAPES = [(128, 64), (128, 32), (64, 128), (32, 64), (16, 16), (256, 64)]
+TILES = list(product(SHAPES, [0, 1], [16, 32]))  # shape, contiguous mode, bits of an element
 
 
 def chunks(shape, contiguous, bits):
-    """Byte offsets of the 16-byte chunks of a tile: (lines along the other mode, chunks along the contiguous)."""
+    """Byte offsets of the 16-byte chunks of a tile: a row for each line of the contiguous mode."""
     table = as_numpy(smem_tile(shape, contiguous, bits)) * bits // 8
     return (table if contiguous == 1 else table.T)[:, :: 128 // bits]
 
@@ -23,7 +24,7 @@ def bank_groups(chunk):
     return chunk // 16 % 8
 
 
-@pytest.mark.parametrize(("shape", "contiguous", "bits"), product(SHAPES, [0, 1], [16, 32]))
+@pytest.mark.parametrize(("shape", "contiguous", "bits"), TILES)
 def test_a_tile_is_a_permutation_that_keeps_chunks_whole(shape, contiguous, bits):
     layout = smem_tile(shape, contiguous, bits)
     table = as_numpy(layout)
@@ -33,16 +34,16 @@ def test_a_tile_is_a_permutation_that_keeps_chunks_whole(shape, contiguous, bits
     assert (np.diff(lines, axis=1) == 1).all() and (lines[:, 0] % (128 // bits) == 0).all()
 
 
-@pytest.mark.parametrize(("shape", "contiguous", "bits"), product(SHAPES, [0, 1], [16, 32]))
+@pytest.mark.parametrize(("shape", "contiguous", "bits"), TILES)
 def test_eight_lines_have_their_chunks_in_eight_bank_groups(shape, contiguous, bits):
     """What one 8 x 8 matrix of ldmatrix reads."""
     lines = bank_groups(chunks(shape, contiguous, bits)).reshape(-1, 8, shape[contiguous] * bits // 128)
     assert all(sorted(group) == list(range(8)) for block in lines for group in block.T)
 
 
-@pytest.mark.parametrize(("shape", "contiguous", "bits"), product(SHAPES, [0, 1], [16, 32]))
+@pytest.mark.parametrize(("shape", "contiguous", "bits"), TILES)
 def test_eight_chunks_in_a_row_are_in_eight_bank_groups(shape, contiguous, bits):
-    """What eight neighbouring threads of a copy write: 128 bytes along a line, or along several short ones."""
+    """What eight neighbouring threads of a copy write: 128 bytes along a line, or several short ones."""
     row = bank_groups(chunks(shape, contiguous, bits))
     width = min(row.shape[1], 8)
     blocks = row.reshape(row.shape[0] * width // 8, 8 // width, -1, width).swapaxes(1, 2).reshape(-1, 8)
