@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -25,3 +26,22 @@ def test_every_file_that_is_named_exists():
     named = set(re.findall(r"`([\w./]+/[\w./]+)`", README + (ROOT / "CONTRIBUTING.md").read_text()))
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_figures_are_the_newest_results():
+    """Each row of the table of GEMMs, as measured."""
+    lines = (ROOT / "benchmarks" / "results" / "gemm.jsonl").read_text().splitlines()
+    newest = {}
+    for result in map(json.loads, lines):
+        config = result["config"]
+        if result["op"] == "gemm" and config["layout"] == "nt":
+            newest[config["m"], config["n"], config["k"], result["dtype"]] = result
+    rows = re.findall(
+        r"^\| (\d+) × (\d+) × (\d+) \| (\w+) \| (\d+) \| (\d+) \| ([\d.]+) \|$", README, re.MULTILINE
+    )
+    assert len(rows) == len(newest)
+    for m, n, k, dtype, ours, cublas, ratio in rows:
+        result = newest[int(m), int(n), int(k), dtype]
+        values = result["ours"], result["peers"]["cublas"]
+        assert (ours, cublas) == tuple(f"{value:.0f}" for value in values)
+        assert ratio == f"{values[0] / values[1]:.2f}"
