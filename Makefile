@@ -32,16 +32,20 @@ format: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
 
-# A torch that sees the GPU is kept: the environment also looks where $(PYTHON) finds its packages.
-# Else the pinned versions are installed, in which torch comes for the CPU where the package index offers that.
+# A torch that sees the GPU is kept, with the CUDA packages it asks for: the environment also looks where
+# $(PYTHON) finds its packages, and the DSL's libraries come for the CUDA of that torch. Everything else has the
+# pinned version; without such a torch it too, for the CPU where the package index offers that.
+EXTRAS_FOR_GPU = import torch; assert torch.cuda.is_available(); \
+  print("dev,cu13" if torch.version.cuda.startswith("13") else "dev")
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), a minute or two ..."
 	@$(PYTHON) -m venv $(VENV)
-	@if $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
+	@if extras=$$($(PYTHON) -c '$(EXTRAS_FOR_GPU)' 2>/dev/null); then \
 	  $(PYTHON) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
 	    > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth" && \
-	  $(BIN)/pip install -q -e '.[dev]'; \
+	  grep -v -e '^torch==' -e '^cuda-' constraints.txt > $(VENV)/constraints.txt; \
 	else \
-	  $(BIN)/pip install -q -c constraints.txt -e '.[dev]'; \
-	fi
+	  extras=dev && cp constraints.txt $(VENV)/constraints.txt; \
+	fi && $(BIN)/pip install -q -c $(VENV)/constraints.txt -e ".[$$extras]"
 	@touch $@

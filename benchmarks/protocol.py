@@ -148,11 +148,15 @@ def append(records: list[dict], path: Path) -> None:
         file.writelines(json.dumps(r) + "\n" for r in records)
 
 
-def newest(path: Path) -> list[dict]:
-    """The last record of each (op, kernel, dtype, GPU, config) in a results file, in order of appearance."""
+def load(path: Path) -> list[dict]:
+    """All records of a results file, newest last."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def newest(records: list[dict]) -> list[dict]:
+    """The last record of each (op, kernel, dtype, GPU, config), in order of first appearance."""
     latest = {}
-    for line in path.read_text().splitlines():
-        r = json.loads(line)
+    for r in records:
         latest[r["op"], r["kernel"], r["dtype"], r["gpu"], json.dumps(r["config"], sort_keys=True)] = r
     return list(latest.values())
 

@@ -60,16 +60,16 @@ def cp_async(
 class CpAsyncRing:
     """A ring of `stages` shared-memory buffers with `stages - 1` groups of copies in flight.
 
-    `read` is the oldest filled stage, the next to be consumed; `write` the stage that was consumed last and
-    takes the next copies. One turn of the loop:
+    `read` is the stage being consumed; `write` the one consumed before it, which takes the next copies.
+    After filling the first `stages - 1` and waiting once, one turn of the loop is
 
-        ring.wait()                  # stage `read` has landed, for every thread of the CTA
         … consume stage ring.read, copy into stage ring.write …
         ring.commit()                # also when nothing was copied: the count of groups must go on
+        ring.wait()                  # stage ring.next has landed, for every thread of the CTA
         ring.advance()
 
-    The barrier in `wait` does double duty: it makes the stage that each thread copied visible to all, and it
-    proves that all have finished reading the stage which becomes `write`.
+    The barrier in `wait` does double duty: it makes what each thread copied visible to all, and it proves
+    that all have finished reading the stage that becomes `write`.
     """
 
     def __init__(self, stages: int, read: Int32 | int = 0, write: Int32 | int | None = None):
@@ -83,6 +83,7 @@ class CpAsyncRing:
         cute.arch.cp_async_commit_group()
 
     def wait(self):
+        """Waits until no more than the newest `stages - 2` groups are in flight, in every thread."""
         cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
 

@@ -1,10 +1,11 @@
-"""ldmatrix: from shared memory to the registers of a tensor-core operand; and back for results.
+"""ldmatrix: from shared memory to the registers of a tensor-core operand.
 
 ldmatrix hands a warp 8x8 matrices of 16-bit elements: lane i supplies the address of one row, and receives
 elements (i / 4, 2·(i % 4)) and the next of each matrix, which is how mma.sync wants its operands
 (PTX ISA, "ldmatrix"). With .trans the matrices arrive transposed, so an operand that is contiguous along M
-or N needs no shuffling. A 32-bit element passes as two 16-bit halves, but can't be transposed that way: such
-operands take plain loads.
+or N needs no shuffling. A 32-bit element passes as two 16-bit halves, but can't be transposed that way:
+such operands take plain loads. Results go back through ordinary stores, as wide as a thread's neighbouring
+elements allow (`cute.autovec_copy`): stmatrix, which mirrors ldmatrix, came with Hopper.
 """
 
 import cutlass
@@ -23,6 +24,10 @@ def operand_atom(dtype: type[cutlass.Numeric], major: str, matrices: int = 4) ->
     """
     if matrices not in (1, 2, 4):
         raise CopyError(f"ldmatrix loads 1, 2 or 4 matrices, got {matrices}")
+    if dtype.width not in (16, 32):
+        raise CopyError(f"ldmatrix moves elements of 16 or 32 bits, got {dtype} of {dtype.width}")
+    if major not in ("k", "mn"):
+        raise CopyError(f"an operand is contiguous along 'k' or 'mn', got {major!r}")
     if dtype.width == 32 and major == "mn":
         return cute.make_copy_atom(CopyUniversalOp(), dtype, num_bits_per_copy=32)
     return cute.make_copy_atom(LdMatrix8x8x16bOp(transpose=major == "mn", num_matrices=matrices), dtype)

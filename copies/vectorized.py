@@ -47,10 +47,14 @@ class TileLoader:
     A thread keeps the address of the first vector of each of its rows and moves it on by one k-tile as it
     copies; the other vectors of a row are a fixed distance away. Rows beyond the matrix are read from its
     last ones instead: they only reach rows of the output that nobody stores, so the loop needs no
-    predicates. Columns beyond it must count as zero: `load_last` sees to that.
+    predicates. Columns beyond it must count as zero: `load_last` sees to that, and has to be called before
+    `load_next`, once.
+
+    Vectors must be whole: their length has to divide the extent of the matrix along the mode of unit stride,
+    and the other stride. The matrix has at least one row.
     """
 
-    atom: cute.CopyAtom
+    tiled_copy: cute.TiledCopy
     columns: cutlass.Int32  # K
     tXcX: cute.Tensor  # (CPY, CPY_MN, CPY_K, k) coordinates in the matrix
     tXsX: cute.Tensor  # (CPY, CPY_MN, CPY_K, PIPE)
@@ -96,13 +100,13 @@ class TileLoader:
     def load_next(self, stage: cutlass.Int32, vectors: cutlass.Constexpr):
         """Copies the vectors numbered `vectors` = (first, end) of the next k-tile, all inside the matrix.
 
-        An address moves on before the copy, not after it: a cp.async in flight still owns its address
-        register, but by now the one of the k-tile before has long let go.
+        An address moves on before the copy, not after it: a cp.async reads its address register late, and by
+        now the one of the k-tile before has. With 32-wide k-tiles it is worth 3 % (benchmarks/NOTES.md).
         """
         for v in cutlass.range_constexpr(*vectors):
             if cutlass.const_expr(v < cute.size(self.address)):
                 self.address[v] = self.address[v] + self.tile_step
-            cute.copy(self.atom, self._source(v, 0), self._destination(v, stage))
+            cute.copy(self.tiled_copy, self._source(v, 0), self._destination(v, stage))
 
     @cute.jit
     def load_last(self, k_tile: cutlass.Int32, stage: cutlass.Int32):
@@ -112,7 +116,7 @@ class TileLoader:
             i, j = self._position(v)
             pred[0, 0] = self.tXcX[0, i, j, k_tile][1] < self.columns
             source = self._source(v, self.tile_step * (k_tile + 1))
-            copy_or_zero(self.atom, source, self._destination(v, stage), pred)
+            copy_or_zero(self.tiled_copy, source, self._destination(v, stage), pred)
 
     def _position(self, v: int) -> tuple[int, int]:
         return v % cute.size(self.address), v // cute.size(self.address)
@@ -131,17 +135,17 @@ class TileLoader:
 
 
 @cute.jit
-def copy_or_zero(atom: cute.CopyAtom, src: cute.Tensor, dst: cute.Tensor, pred: cute.Tensor):
+def copy_or_zero(tiled_copy: cute.TiledCopy, src: cute.Tensor, dst: cute.Tensor, pred: cute.Tensor):
     """Copies if `pred` says so and writes zeros if not.
 
     A predicated cp.async does so by itself: its source size becomes 0 and the hardware fills the rest of
     the destination (PTX ISA, cp.async, `src-size`). A plain load leaves its register alone, so the registers
     are cleared first.
     """
-    if cutlass.const_expr(isinstance(atom.op, CopyG2SOp)):
-        cute.copy(atom, src, dst, pred=pred)
+    if cutlass.const_expr(isinstance(tiled_copy.op, CopyG2SOp)):
+        cute.copy(tiled_copy, src, dst, pred=pred)
     else:
         staged = cute.make_rmem_tensor_like(src)
         staged.fill(0)
-        cute.copy(atom, src, staged, pred=pred)
-        cute.copy(atom, staged, dst)
+        cute.copy(tiled_copy, src, staged, pred=pred)
+        cute.copy(tiled_copy, staged, dst)

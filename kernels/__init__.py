@@ -1,8 +1,17 @@
 """Kernels that PyTorch calls.
 
 gemm                matrix product with batch broadcasting and a fused epilogue
+
+What they raise, each a ``ValueError`` or a ``TypeError``:
+
+ShapeError          sizes that do not fit together, or exceed what a kernel can index
+LayoutError         strides or memory that cannot be used
+DtypeError          dtypes that are not supported, or do not go together
+DeviceError         tensors on different devices, or on one that no kernel runs on
+ConfigError         a kernel configuration that is illegal, or too large for the chip
 """
 
 from cutelab.kernels.dense_gemm.op import gemm
+from cutelab.kernels.runtime.errors import ConfigError, DeviceError, DtypeError, LayoutError, ShapeError
 
-__all__ = ["gemm"]
+__all__ = ["ConfigError", "DeviceError", "DtypeError", "LayoutError", "ShapeError", "gemm"]

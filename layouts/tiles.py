@@ -64,6 +64,8 @@ def operand_tile(shape: tuple[int, int, int], major: str, element_bits: int) -> 
     ldmatrix, but for 32-bit elements contiguous along M or N: there plain loads take four columns of eight
     elements at a time, so eight of them form a granule.
     """
+    if major not in ("k", "mn"):
+        raise TileError(f"an operand is contiguous along 'k' or 'mn', got {major!r}")
     granule_bytes = 32 if element_bits == 32 and major == "mn" else 16
     return smem_tile(shape, 1 if major == "k" else 0, element_bits, granule_bytes)
 
@@ -73,8 +75,8 @@ def copy_threads(
 ) -> tuple[cute.Layout, cute.Layout]:
     """Thread and value layouts for copying a tile with one vector per thread and step.
 
-    Neighbouring threads take neighbouring vectors along the contiguous mode, so that a warp touches whole
-    128-byte lines of global memory; what is left of the threads goes to the other mode.
+    Neighbouring threads take neighbouring vectors along the contiguous mode, so that a warp touches as much
+    of a line of global memory as the tile and the vectors allow; the other mode takes what is left of them.
     """
     along = gcd(shape[contiguous] // vector, threads)
     across = threads // along

@@ -22,9 +22,10 @@ def round_to_tf32(fragment: cute.Tensor):
 
 @dataclass(frozen=True)
 class OperandPipeline:
-    """Double-buffered operands of one warp: loads k-block `i + 1` while the tensor cores work on `i`.
+    """The operands of one warp: loads k-block `i + 1` while the tensor cores work on `i`.
 
-    A k-block is one instruction deep: 16 columns of K for 16-bit types.
+    A k-block is one instruction deep: 16 columns of K for 16-bit types. The fragments hold all k-blocks of a
+    k-tile, but a block is dead once multiplied, so the compiler needs registers for two.
     """
 
     tiled_mma: cute.TiledMma

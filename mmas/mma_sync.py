@@ -1,8 +1,8 @@
 """mma.sync: warp-wide matrix multiply-accumulate on the tensor cores (sm_80 and newer).
 
 One instruction multiplies a 16 x K tile of A by a K x 8 tile of B into 16 x 8 accumulators spread over the
-32 lanes (PTX ISA, "Matrix fragments for mma.m16n8k16"). The DSL offers fp16, bf16, tf32 and fp8 inputs with
-fp32 accumulation; it has no int8 form of mma.sync (4.8.1).
+32 lanes (PTX ISA, "Matrix fragments for mma.m16n8k16"). Here fp16, bf16 and tf32 operands accumulate in fp32.
+The DSL also has fp8 operands, from sm_89 on, and fp16 accumulators; it has no int8 form of mma.sync (4.8.1).
 """
 
 import cutlass

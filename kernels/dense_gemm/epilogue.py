@@ -17,7 +17,7 @@ from cutelab.layouts import smem_tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 
-UNROLL = 16  # rows of vectors: all of them if they are 16 bytes wide, or else the code would grow too long
+UNROLL = 16  # rows of vectors in flight: enough to hide latency; narrow vectors have up to 128 rows
 
 
 def activate(x: cute.TensorSSA, activation: str | None) -> cute.TensorSSA:
@@ -77,8 +77,13 @@ class Epilogue:
         return 0 if self.bias is None else self.tile[1 if self.bias == "n" else 0] * 4
 
     @property
+    def tile_bytes(self) -> int:
+        return self.tile[0] * self.tile[1] * self.dtype.width // 8
+
+    @property
     def smem_bytes(self) -> int:
-        return self.tile[0] * self.tile[1] * self.dtype.width // 8 + self.bias_bytes
+        """Shared memory: [ D | alpha, alone in 16 bytes | bias ]."""
+        return self.tile_bytes + 16 + self.bias_bytes
 
     def copy(self, align: int, asynchronous: bool = False) -> cute.TiledCopy:
         """Moves the tile between global and shared memory in vectors of `align` bytes."""
@@ -97,24 +102,31 @@ class Epilogue:
         extent: tuple[Int32, Int32],
         alpha: Float32,
         beta: Float32,
-        thread: Int32,
     ):
-        """Combines the tile and writes it to `gD`. All of `smem` must be free, for every thread."""
-        sD = cute.make_tensor(cute.recast_ptr(smem, dtype=self.dtype), self.layout)
-        sBias = cute.make_tensor(
-            cute.recast_ptr(smem + (self.smem_bytes - self.bias_bytes), dtype=Float32), self.bias_layout
-        )
+        """Combines the tile and writes it to `gD`. All of `smem` must be free, for every thread.
+
+        A thread works on one row of atoms after the other, or else the intermediate values of the whole tile
+        would not fit in its registers. The compiler merges such slices where it can; it can't if each begins
+        with a load from shared memory, of alpha, that stays behind the barrier which ended the one before.
+        """
+        thread, _, _ = cute.arch.thread_idx()
+        sD = cute.make_tensor(cute.recast_ptr(smem, dtype=self.dtype), self.layout)  # (BLK_M, BLK_N)
+        sAlpha = cute.make_tensor(cute.recast_ptr(smem + self.tile_bytes, dtype=Float32), 1)
+        bias_pointer = cute.recast_ptr(smem + (self.tile_bytes + 16), dtype=Float32)
+        sBias = cute.make_tensor(bias_pointer, self.bias_layout)  # (BLK_M, BLK_N)
+        if thread == 0:
+            sAlpha[0] = alpha
         if cutlass.const_expr(self.c_align):
             self.load_c(gC, sD, cD, extent, thread)
         if cutlass.const_expr(self.bias is not None):
             self.load_bias(bias, sBias, cD, extent, thread)
-        if cutlass.const_expr(self.c_align or self.bias is not None):
-            cute.arch.sync_threads()
+        cute.arch.sync_threads()
 
         tCsD = thr_mma.partition_C(sD)  # (MMA, MMA_M, MMA_N)
         tCsBias = thr_mma.partition_C(sBias)  # (MMA, MMA_M, MMA_N)
-        for i in cutlass.range_constexpr(acc.shape[1]):  # in slices: the whole tile at once would spill
-            self.combine(acc[None, i, None], tCsD[None, i, None], tCsBias[None, i, None], alpha, beta)
+        for i in cutlass.range_constexpr(acc.shape[1]):
+            self.combine(acc[None, i, None], tCsD[None, i, None], tCsBias[None, i, None], sAlpha[0], beta)
+            cute.arch.sync_warp()
         cute.arch.sync_threads()
         self.store_d(sD, gD, cD, extent, thread)
 
@@ -122,20 +134,20 @@ class Epilogue:
     def combine(
         self,
         acc: cute.Tensor,  # (MMA, MMA_N)
-        sD: cute.Tensor,  # (MMA, MMA_N): C on entry, D on return
-        sBias: cute.Tensor,  # (MMA, MMA_N)
+        tCsD: cute.Tensor,  # (MMA, MMA_N): C on entry, D on return
+        tCsBias: cute.Tensor,  # (MMA, MMA_N)
         alpha: Float32,
         beta: Float32,
     ):
         """The arithmetic, in fp32, for a slice of a thread's accumulators."""
         value = acc.load() * alpha
         if cutlass.const_expr(self.c_align):
-            value = value + load_as(sD, acc.shape).to(Float32) * beta
+            value = value + load_as(tCsD, acc.shape).to(Float32) * beta
         if cutlass.const_expr(self.bias is not None):
-            value = value + load_as(sBias, acc.shape)
-        rD = cute.make_rmem_tensor(acc.shape, self.dtype)
-        rD.store(activate(value, self.activation).to(self.dtype))
-        cute.autovec_copy(rD, sD)
+            value = value + load_as(tCsBias, acc.shape)
+        tCrD = cute.make_rmem_tensor(acc.shape, self.dtype)  # (MMA, MMA_N)
+        tCrD.store(activate(value, self.activation).to(self.dtype))
+        cute.autovec_copy(tCrD, tCsD)
 
     @cute.jit
     def load_c(
@@ -144,12 +156,12 @@ class Epilogue:
         """C into the shared memory that D will occupy; zeros outside the matrix."""
         tiled_copy = self.copy(self.c_align, asynchronous=True)
         thr_copy = tiled_copy.get_slice(thread)
-        tCgC = thr_copy.partition_S(gC)  # (CPY, CPY_M, CPY_N)
-        tCsD = thr_copy.partition_D(sD)  # (CPY, CPY_M, CPY_N)
-        tCcD = thr_copy.partition_S(cD)  # (CPY, CPY_M, CPY_N)
-        for i in cutlass.range(tCgC.shape[1], unroll=UNROLL):
-            pred = row_inside(tCcD[None, i, None], extent)
-            copy_or_zero(tiled_copy, tCgC[None, i, None], tCsD[None, i, None], pred)
+        tDgC = thr_copy.partition_S(gC)  # (CPY, CPY_M, CPY_N)
+        tDsC = thr_copy.partition_D(sD)  # (CPY, CPY_M, CPY_N)
+        tDcC = thr_copy.partition_S(cD)  # (CPY, CPY_M, CPY_N)
+        for i in cutlass.range(tDgC.shape[1], unroll=UNROLL):
+            pred = row_inside(tDcC[None, i, None], extent)
+            copy_or_zero(tiled_copy, tDgC[None, i, None], tDsC[None, i, None], pred)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
 
@@ -162,6 +174,7 @@ class Epilogue:
         extent: tuple[Int32, Int32],
         thread: Int32,
     ):
+        """The part of `bias` that belongs to the tile; beyond the matrix it stays undefined, as D does."""
         mode = 1 if cutlass.const_expr(self.bias == "n") else 0
         sVector = cute.make_tensor(sBias.iterator, self.tile[mode])
         for i in cutlass.range(thread, self.tile[mode], self.threads):

@@ -12,7 +12,7 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
 
 from cutelab.kernels.dense_gemm.plan import Plan, make_plan
-from cutelab.kernels.dense_gemm.problem import Arguments, check_tensors, require_tf32
+from cutelab.kernels.dense_gemm.problem import Arguments, check_types, require_tf32
 from cutelab.kernels.dense_gemm.product import Operand
 from cutelab.kernels.runtime.errors import LayoutError
 
@@ -62,7 +62,7 @@ def compute(args: Arguments) -> torch.Tensor:
 
 def _plan(args: Arguments) -> Plan:
     """The plan of this signature. `_MAX_PLANS` are kept, then all are forgotten; their kernels are not."""
-    a, b, bias, c, out, activation, _, beta, out_dtype = args
+    a, b, bias, c, out, activation, alpha, beta, out_dtype = args
     try:
         signature = (
             a.shape,
@@ -79,16 +79,16 @@ def _plan(args: Arguments) -> Plan:
             None if c is None else _signature(c),
             None if out is None else _signature(out),
             activation,
+            type(alpha),
+            type(beta),
             beta == 0,
             out_dtype,
         )
-    except (
-        AttributeError,
-        RuntimeError,
-    ):  # None has no shape, a sparse tensor no strides; say so in our words
-        check_tensors(args)
+        plan = _plans.get(signature)
+    # None has no shape, a sparse tensor no strides, a list no hash: the checks say so in our words.
+    except (AttributeError, RuntimeError, TypeError):
+        check_types(args)
         raise
-    plan = _plans.get(signature)
     if plan is None:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
@@ -117,8 +117,8 @@ def _compute_from_copies(args: Arguments, plan: Plan) -> torch.Tensor:
 def _check_no_overlap(out: torch.Tensor, args: Arguments, plan: Plan) -> None:
     """Raises LayoutError where ``out`` surely shares memory with an input that is not c in its very place.
 
-    Surely: both start at one address, or one is without gaps and holds an end of the other. Views that
-    interleave in one buffer pass, as they do in torch.
+    Surely: both start at one address, or one is without gaps and holds an end of the other. Views with gaps
+    that overlap in part or interleave pass, as they do in torch.
     """
     *spans, out_span = plan.spans
     out_start, out_end = out.data_ptr(), out.data_ptr() + out_span

@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from cutelab.kernels.dense_gemm.launch import compute
-from cutelab.kernels.dense_gemm.problem import Arguments, check_tensors, infer_output
+from cutelab.kernels.dense_gemm.problem import Arguments, check_types, infer_output
 
 __all__ = ["gemm"]
 
@@ -45,7 +45,7 @@ def gemm(
     activation: str | None = None,
     c: torch.Tensor | None = None,
     alpha: float = 1.0,
-    beta: float = 0.0,
+    beta: float | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
@@ -55,7 +55,8 @@ def gemm(
         Batch dims broadcast. One of the last two dims must have stride 1; other strides are free.
     bias: (N,), of the dtype of the output.
     activation: None, "relu", "gelu", "gelu_tanh" or "silu".
-    c: broadcasts to the output and has its dtype. Not read when beta is 0. May be ``out`` itself.
+    c: broadcasts to the output and has its dtype. May be ``out`` itself.
+    alpha, beta: Python numbers; beta is 1 by default. When it is 0, c is not read.
     out: where to write the result. Its elements share memory neither with each other nor with an input.
     out_dtype: float16, bfloat16 or float32; by default that of ``out``, or else of a.
 
@@ -66,6 +67,8 @@ def gemm(
 
     Raises ShapeError, LayoutError, DeviceError or ConfigError (ValueErrors), or DtypeError (a TypeError).
     """
+    if beta is None:
+        beta = 0.0 if c is None else 1.0
     args = Arguments(a, b, bias, c, out, activation, alpha, beta, out_dtype)
     if torch.compiler.is_compiling() or not _may_bypass_dispatcher(a, b, bias, c, out):
         return _dispatch(args)
@@ -78,13 +81,16 @@ def gemm(
 def _may_bypass_dispatcher(*tensors: torch.Tensor | None) -> bool:
     """Whether nothing that torch does between the call of an operator and its kernel matters here.
 
-    That is: no gradient, no mode, transform, tracer or forward-mode level, no subclass, no lazy negation.
+    That is: no gradient, no mode, transform, tracer or forward-mode level, no subclass, no meta tensor, no
+    lazy negation.
     """
     grad_enabled = is_grad_enabled()
     for tensor in tensors:
         if tensor is None:
             continue
-        if type(tensor) not in _PLAIN_TYPES or tensor.is_neg() or (grad_enabled and tensor.requires_grad):
+        if type(tensor) not in _PLAIN_TYPES or tensor.is_meta or tensor.is_neg():
+            return False
+        if grad_enabled and tensor.requires_grad:
             return False
     return (
         _len_torch_dispatch_stack() == 0
@@ -97,7 +103,7 @@ def _may_bypass_dispatcher(*tensors: torch.Tensor | None) -> bool:
 
 def _dispatch(args: Arguments) -> torch.Tensor:
     """The result by way of torch's dispatcher."""
-    check_tensors(args)
+    check_types(args)
     a, b, bias, c, out, activation, alpha, beta, out_dtype = args
     inputs = [tensor for tensor in (a, b, bias, c) if tensor is not None]
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):

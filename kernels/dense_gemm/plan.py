@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile
-from cutelab.kernels.dense_gemm.problem import Arguments, check_tensors, infer_output, require_tf32
+from cutelab.kernels.dense_gemm.problem import Arguments, check_types, infer_output, require_tf32
 from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, OperandLayout, Product
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
 from cutelab.kernels.runtime.arch import Arch
@@ -52,7 +52,7 @@ class Plan:
 
 def make_plan(args: Arguments) -> Plan:
     """Checks the arguments and compiles the kernel they need. Of addresses, only the alignment counts."""
-    check_tensors(args)
+    check_types(args)
     shape, dtype = infer_output(args)
     a, b, out = args.a, args.b, args.out
     arch = _arch_of(a)
@@ -104,6 +104,7 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
         activation=args.activation,
         **choose_tile(dtype, out_dtype, *extents[:2], batch, arch, min(a_layout.align, b_layout.align)),
     )
+    _check_blocks(config, extents, batch)
     integers = _integers(product, a_layout, b_layout, out_layout)
     function = compile_kernel(GemmSm80(config), arch)
     return replace(plan, function=function, swapped=swapped, integers=integers)
@@ -147,6 +148,16 @@ def _check_extents(shape: Sequence[int], k: int) -> None:
     for name, extent in extents.items():
         if extent > MAX_EXTENT:
             raise ShapeError(f"{name} is {extent}; at most {MAX_EXTENT} is supported: split the product")
+
+
+def _check_blocks(config: GemmConfig, extents: Sequence[int], batch: int) -> None:
+    blk_m, blk_n, _ = config.tile
+    blocks = -(-extents[0] // blk_m) * -(-extents[1] // blk_n) * batch
+    if blocks >= 2**31:
+        raise ShapeError(
+            f"the output has {blocks} tiles of {blk_m} x {blk_n}; at most {2**31 - 1} are supported: "
+            "split the batch"
+        )
 
 
 def _check_unit_stride(name: str, matrix: torch.Tensor) -> None:

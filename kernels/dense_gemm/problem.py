@@ -14,7 +14,7 @@ import torch
 from cutelab.kernels.dense_gemm.epilogue import ACTIVATIONS
 from cutelab.kernels.runtime.errors import ConfigError, DeviceError, DtypeError, LayoutError, ShapeError
 
-__all__ = ["Arguments", "check_tensors", "infer_output", "require_tf32"]
+__all__ = ["Arguments", "check_types", "infer_output", "require_tf32"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _DTYPE_NAMES = "torch.float16, torch.bfloat16 and torch.float32"
@@ -34,8 +34,16 @@ class Arguments(NamedTuple):
     out_dtype: torch.dtype | None
 
 
-def check_tensors(args: Arguments) -> None:
-    """Raises DtypeError or LayoutError where an operand is something else than a dense tensor."""
+def check_types(args: Arguments) -> None:
+    """Raises DtypeError, LayoutError or ConfigError where an argument is of a kind that gemm doesn't take."""
+    for name in ("alpha", "beta"):
+        factor = getattr(args, name)
+        if not isinstance(factor, (int, float, torch.SymInt, torch.SymFloat)):
+            raise DtypeError(
+                f"{name} must be a Python number; got {type(factor).__name__}: pass float({name})"
+            )
+    if args.activation is not None and args.activation not in ACTIVATIONS:
+        raise ConfigError(f"activation={args.activation!r} is not one of None, {', '.join(ACTIVATIONS)}")
     for name in ("a", "b", "bias", "c", "out"):
         operand = getattr(args, name)
         if operand is None and name not in ("a", "b"):
@@ -67,8 +75,6 @@ def infer_output(args: Arguments) -> tuple[torch.Size, torch.dtype]:
         raise DtypeError(
             f"out is {args.out.dtype} and out_dtype {dtype}; they must agree, or out_dtype be None"
         )
-    if args.activation is not None and args.activation not in ACTIVATIONS:
-        raise ConfigError(f"activation={args.activation!r} is not one of None, {', '.join(ACTIVATIONS)}")
     return shape, dtype
 
 

@@ -24,17 +24,17 @@ class GemmSm80:
     Pipelines: a ring of `stages` shared-memory buffers, filled by cp.async `stages - 1` k-tiles ahead; inside
     a k-tile, the operands of k-block i + 1 are loaded into registers while those of i are multiplied.
 
-        k-tile    t                                              t + 1
-        k-block   0            1            …   last             0
-        cp.async  A,B(t+S-1)   ·                wait(t+1), sync  A,B(t+S)
-        ldmatrix  1            2            …   0 of t + 1       1
-        mma       0            1            …   last             0
+        k-block   0 of k-tile t       1              …   last                      0 of t + 1
+        cp.async  share of t + S - 1  another share  …   wait for t + 1, barrier   share of t + S
+        ldmatrix  k-block 1           2              …   0 of t + 1                1
+        mma       k-block 0           1              …   last                      0
 
     The k-tile that may stick out of A and B is loaded first, with predicates along K: the order of a sum
     doesn't matter, and the loop that follows needs none. K = 0 is such a k-tile, all of it zeros.
 
     Shared memory: [ A: stages × (BLK_M, BLK_K) | B: stages × (BLK_N, BLK_K) ], overwritten at the end by
-    [ D: (BLK_M, BLK_N) | bias ]. Registers: (BLK_M · BLK_N) / threads accumulators, two k-blocks of operands.
+    [ D: (BLK_M, BLK_N) | alpha | bias ]. Registers: (BLK_M · BLK_N) / threads accumulators, and the operands
+    of a k-tile, of which no more than two k-blocks are alive at a time.
     """
 
     def __init__(self, config: GemmConfig):
@@ -86,15 +86,16 @@ class GemmSm80:
     ):
         """Launches the kernel. Sizes and strides are in elements; `ld` is the stride of the mode whose stride
         isn't 1, l0 and l1 are the two batch modes (stride 0 broadcasts). C and bias are ignored if the
-        config has none."""
+        config has none. The arguments are flat, since a foreign-function call passes plain numbers fastest.
+        """
         cfg = self.config
         batch = (l0, l1)
-        mA = operand(a, (m, k, batch), cfg.a_major, cfg.a_align, a_ld, (a_l0, a_l1))
-        mB = operand(b, (n, k, batch), cfg.b_major, cfg.b_align, b_ld, (b_l0, b_l1))
-        mD = operand(d, (m, n, batch), "k", cfg.out_align, d_ld, (d_l0, d_l1))
+        mA = operand_tensor(a, (m, k, batch), cfg.a_major, cfg.a_align, a_ld, (a_l0, a_l1))
+        mB = operand_tensor(b, (n, k, batch), cfg.b_major, cfg.b_align, b_ld, (b_l0, b_l1))
+        mD = operand_tensor(d, (m, n, batch), "k", cfg.out_align, d_ld, (d_l0, d_l1))
         mC, mBias = None, None
         if cutlass.const_expr(cfg.c_align * 8 > mD.element_type.width):
-            mC = operand(c, (m, n, batch), "k", cfg.c_align, c_m, (c_l0, c_l1))
+            mC = operand_tensor(c, (m, n, batch), "k", cfg.c_align, c_m, (c_l0, c_l1))
         elif cutlass.const_expr(cfg.c_align):
             mC = cute.make_tensor(c, cute.make_layout((m, n, batch), stride=(c_m, c_n, (c_l0, c_l1))))
         if cutlass.const_expr(cfg.bias is not None):
@@ -126,42 +127,42 @@ class GemmSm80:
         m_tile, n_tile, coord = self.raster.tile(block, cute.ceil_div((m, n), cfg.tile[:2]), batch)
 
         smem = cutlass.memory.SmemAllocator().allocate(cfg.smem_bytes, byte_alignment=1024)
-        sA, sB = self.stages(smem, mA.element_type)  # (BLK_M, BLK_K, PIPE), (BLK_N, BLK_K, PIPE)
-        load_A = self.loader("a", mA[None, None, coord], m_tile, sA, thread)
-        load_B = self.loader("b", mB[None, None, coord], n_tile, sB, thread)
+        sA, sB = self.ring_tensors(smem, mA.element_type)  # (BLK_M, BLK_K, PIPE), (BLK_N, BLK_K, PIPE)
+        loader_A = self.loader("a", mA[None, None, coord], m_tile, sA, thread)
+        loader_B = self.loader("b", mB[None, None, coord], n_tile, sB, thread)
         mma = tiled_mma(mA.element_type, cfg.warps)
         copy_A, copy_B = operand_copies(mma, mA.element_type, cfg.a_major, cfg.b_major)
         operands = OperandPipeline.partition(mma, copy_A, copy_B, sA, sB, thread)
         acc = cute.make_rmem_tensor(mma.partition_shape_C(cfg.tile[:2]), Float32)  # (MMA, MMA_M, MMA_N)
         acc.fill(0.0)
 
-        self.mainloop(load_A, load_B, operands, cute.ceil_div(k, cfg.tile[2]), acc)
+        self.mainloop(loader_A, loader_B, operands, cute.ceil_div(k, cfg.tile[2]), acc)
 
+        # Each (BLK_M, BLK_N); cD holds the coordinates in D.
         cD = cute.local_tile(cute.make_identity_tensor((m, n)), cfg.tile[:2], (m_tile, n_tile))
         gD = cute.local_tile(mD[None, None, coord], cfg.tile[:2], (m_tile, n_tile))
         gC = None
         if cutlass.const_expr(mC is not None):
             gC = cute.local_tile(mC[None, None, coord], cfg.tile[:2], (m_tile, n_tile))  # type: ignore[index]
         thr_mma = mma.get_slice(thread)
-        cfg.epilogue.store(acc, thr_mma, smem, gC, mBias, gD, cD, (m, n), alpha, beta, thread)
+        cfg.epilogue.store(acc, thr_mma, smem, gC, mBias, gD, cD, (m, n), alpha, beta)
 
-    def stages(self, smem: cute.Pointer, dtype: type[cutlass.Numeric]) -> tuple[cute.Tensor, cute.Tensor]:
+    def ring_tensors(
+        self, smem: cute.Pointer, dtype: type[cutlass.Numeric]
+    ) -> tuple[cute.Tensor, cute.Tensor]:
         """The ring in shared memory: (BLK_M, BLK_K, PIPE) of A, then (BLK_N, BLK_K, PIPE) of B."""
         cfg = self.config
         blk_m, blk_n, blk_k = cfg.tile
         layout_A = operand_tile((blk_m, blk_k, cfg.stages), cfg.a_major, dtype.width)
         layout_B = operand_tile((blk_n, blk_k, cfg.stages), cfg.b_major, dtype.width)
         pointer = cute.recast_ptr(smem, dtype=dtype)
-        return cute.make_tensor(pointer, layout_A), cute.make_tensor(
-            pointer + cute.cosize(layout_A), layout_B
-        )
+        sA = cute.make_tensor(pointer, layout_A)
+        return sA, cute.make_tensor(pointer + cute.cosize(layout_A), layout_B)
 
-    def loader(
-        self, operand: str, mX: cute.Tensor, tile: Int32, sX: cute.Tensor, thread: Int32
-    ) -> TileLoader:
+    def loader(self, which: str, mX: cute.Tensor, tile: Int32, sX: cute.Tensor, thread: Int32) -> TileLoader:
         """The global-to-shared loader of operand "a" or "b": mX is (M or N, K), sX its ring of stages."""
         cfg = self.config
-        major, align = (cfg.a_major, cfg.a_align) if operand == "a" else (cfg.b_major, cfg.b_align)
+        major, align = (cfg.a_major, cfg.a_align) if which == "a" else (cfg.b_major, cfg.b_align)
         block = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
         contiguous = 1 if major == "k" else 0
         copy = tile_copy(mX.element_type, block, contiguous, align, cfg.threads, asynchronous=True)
@@ -170,8 +171,8 @@ class GemmSm80:
     @cute.jit
     def mainloop(
         self,
-        load_A: TileLoader,
-        load_B: TileLoader,
+        loader_A: TileLoader,
+        loader_B: TileLoader,
         operands: OperandPipeline,
         k_tiles: Int32,
         acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
@@ -179,20 +180,20 @@ class GemmSm80:
         """acc += A·Bᵀ over all k-tiles, in the order last, 0, 1, 2, …"""
         ring = CpAsyncRing(self.config.stages)
         k_tiles = cutlass.max(k_tiles, 1)  # K = 0: one k-tile of zeros
-        load_A.load_last(k_tiles - 1, 0)
-        load_B.load_last(k_tiles - 1, 0)
+        loader_A.load_last(k_tiles - 1, 0)
+        loader_B.load_last(k_tiles - 1, 0)
         ring.commit()
         for stage in cutlass.range_constexpr(1, ring.stages - 1):
             if stage < k_tiles:
-                load_A.load_next(stage, (0, load_A.vectors))
-                load_B.load_next(stage, (0, load_B.vectors))
+                loader_A.load_next(stage, (0, loader_A.vectors))
+                loader_B.load_next(stage, (0, loader_B.vectors))
             ring.commit()
 
         ring.wait()
         operands.load(0, ring.read)
         copying = cutlass.max(k_tiles - (ring.stages - 1), 0)
         for _ in cutlass.range(copying):
-            self.multiply_k_tile(ring, operands, acc, (load_A, load_B))
+            self.multiply_k_tile(ring, operands, acc, (loader_A, loader_B))
             ring.advance()
         for _ in cutlass.range(k_tiles - copying):
             self.multiply_k_tile(ring, operands, acc)
@@ -228,7 +229,7 @@ def share(count: int, part: int, parts: int) -> tuple[int, int]:
     return count * part // parts, count * (part + 1) // parts
 
 
-def operand(
+def operand_tensor(
     pointer: cute.Pointer, shape: tuple, major: str, align: int, ld: Int64, batch_strides: tuple[Int64, Int64]
 ) -> cute.Tensor:
     """A (rows, columns, (L0, L1)) tensor with unit stride along columns ("k") or rows ("mn").

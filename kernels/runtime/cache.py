@@ -15,13 +15,20 @@ import os
 import tempfile
 import warnings
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from cutlass import CUDA_VERSION
 
 __all__ = ["cache_directory", "cache_key", "load_entry", "store_entry"]
 
 _GENERATING_PACKAGES = ("cutelab.layouts", "cutelab.copies", "cutelab.mmas", "cutelab.kernels")
+_TOOLCHAIN = (
+    "nvidia-cutlass-dsl",
+    *(f"nvidia-cutlass-dsl-libs-{part}" for part in ("base", "core", "cu12", "cu13")),
+    "apache-tvm-ffi",
+)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -96,8 +103,20 @@ def _warn_unwritable(directory: Path, reason: str) -> None:
 
 
 @cache
-def _toolchain() -> tuple[str, ...]:
-    return version("nvidia-cutlass-dsl"), version("apache-tvm-ffi"), _host_cpu()
+def _toolchain() -> tuple[str | None, ...]:
+    """The versions of what compiles, and the processor that the host half is compiled for.
+
+    Where the libraries for CUDA 12 and 13 are both installed, the DSL takes those that the driver allows:
+    the CUDA version says which.
+    """
+    return (*map(_installed_version, _TOOLCHAIN), str(CUDA_VERSION), _host_cpu())
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @cache

@@ -1,7 +1,8 @@
 """From a kernel object to a function that can be called: compile once, keep it, load it.
 
-A kernel is any object with ``config`` (frozen, its ``repr`` says all that the code depends on), ``launch``
-(a ``@cute.jit`` method) and ``example_args()`` (arguments that carry the types, without data).
+A kernel is any object with ``config`` (frozen, its ``repr`` says all that the code depends on; with
+``smem_bytes``, the shared memory of a block), ``launch`` (a ``@cute.jit`` method) and ``example_args()``
+(arguments that carry the types, without data).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tvm_ffi  # noqa: F401  (loading a kernel imports it: 30 ms that belong to
 
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.cache import cache_key, load_entry, store_entry
+from cutelab.kernels.runtime.errors import ConfigError
 
 __all__ = ["Artifacts", "Kernel", "compile_kernel", "compile_to_artifacts"]
 
@@ -26,11 +28,18 @@ __all__ = ["Artifacts", "Kernel", "compile_kernel", "compile_to_artifacts"]
 _SYMBOL = "launch"
 
 
+class KernelConfig(Hashable, Protocol):
+    """What a kernel is compiled for."""
+
+    @property
+    def smem_bytes(self) -> int: ...
+
+
 class Kernel(Protocol):
     """What `compile_kernel` takes."""
 
     @property
-    def config(self) -> Hashable: ...
+    def config(self) -> KernelConfig: ...
 
     @property
     def launch(self) -> Any: ...
@@ -56,6 +65,9 @@ def compile_kernel(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
 
     The function takes the arguments of ``launch`` by position, as Python ints (addresses, sizes, strides,
     the stream handle) and floats, and returns when the kernel is queued.
+
+    Raises ConfigError if the kernel needs more shared memory than a block may use on ``arch``, or if the
+    installed DSL libraries cannot assemble for it.
     """
     key = (type(kernel), kernel.config, arch.name)
     function = _loaded.get(key)
@@ -68,9 +80,12 @@ def compile_kernel(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
 
 
 def compile_to_artifacts(kernel: Kernel, arch: Arch) -> Artifacts:
-    """PTX and cubin of a kernel for ``arch``; needs no GPU, reads and writes no cache."""
+    """PTX and cubin of a kernel for ``arch``; needs no GPU, reads and writes no cache.
+
+    Raises ConfigError as `compile_kernel` does.
+    """
     with tempfile.TemporaryDirectory() as directory, _compiling:
-        compiled = _compile(kernel, arch, f"--keep-ptx --keep-cubin --dump-dir={shlex.quote(directory)}")
+        compiled = _compile(kernel, arch, directory)
     return Artifacts(compiled.__ptx__, compiled.__cubin__)
 
 
@@ -81,14 +96,31 @@ def _load_or_compile(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
         return _load(path)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "kernel.o")
-        _compile(kernel, arch).export_to_c(object_file_path=str(path), function_name=_SYMBOL)
+        _compile(kernel, arch, directory).export_to_c(object_file_path=str(path), function_name=_SYMBOL)
         store_entry(key, path.read_bytes())
         return _load(path)
 
 
-def _compile(kernel: Kernel, arch: Arch, options: str = "") -> Any:
-    options = f"--enable-tvm-ffi --gpu-arch={arch.name} {options}"
-    return cute.compile(kernel.launch, *kernel.example_args(), options=options)
+def _compile(kernel: Kernel, arch: Arch, directory: str) -> Any:
+    """The DSL's compiled function, with its PTX and cubin, which the DSL first puts in ``directory``."""
+    smem_bytes = kernel.config.smem_bytes
+    if smem_bytes > arch.smem_per_block:
+        raise ConfigError(
+            f"{kernel.config} needs {smem_bytes} bytes of shared memory; "
+            f"a block on {arch.name} may use at most {arch.smem_per_block}"
+        )
+    options = (
+        f"--enable-tvm-ffi --gpu-arch={arch.name} --keep-ptx --keep-cubin --dump-dir={shlex.quote(directory)}"
+    )
+    compiled = cute.compile(kernel.launch, *kernel.example_args(), options=options)
+    # CUDA 12 knows some chips under another name: the DSL then assembles for that one, and where the bytes
+    # of the cubin belong it leaves the path at which it looked for them.
+    if not isinstance(compiled.__cubin__, bytes):
+        raise ConfigError(
+            f"the installed DSL libraries do not assemble for {arch.name}; "
+            "those for CUDA 13 do: pip install 'cutelab[cu13]'"
+        )
+    return compiled
 
 
 def _load(path: Path) -> Callable[..., Any]:

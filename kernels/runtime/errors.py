@@ -24,4 +24,4 @@ class DeviceError(ValueError):
 
 
 class ConfigError(ValueError):
-    """A kernel configuration is illegal: for the instructions it uses, or for the chip's shared memory."""
+    """A kernel configuration is illegal: for its instructions, the chip, or the installed assembler."""

@@ -49,7 +49,7 @@ def test_results_are_lines_of_json_and_the_newest_of_a_config_counts(tmp_path):
     protocol.append([example(1.0), example(2.0, m=128)], path)
     protocol.append([example(3.0)], path)
     assert [json.loads(line)["ours"] for line in path.read_text().splitlines()] == [1.0, 2.0, 3.0]
-    assert [r["ours"] for r in protocol.newest(path)] == [3.0, 2.0]
+    assert [r["ours"] for r in protocol.newest(protocol.load(path))] == [3.0, 2.0]
 
 
 def test_table_gives_ratios_and_leaves_missing_peers_empty():

@@ -34,6 +34,14 @@ def test_ldmatrix_forms(matrices, major):
     assert (atom.op.num_matrices, atom.op.transpose) == (matrices, major == "mn")
 
 
-def test_there_is_no_ldmatrix_of_three():
-    with pytest.raises(CopyError, match="1, 2 or 4 matrices, got 3"):
-        operand_atom(cutlass.BFloat16, "k", 3)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((cutlass.BFloat16, "k", 3), "1, 2 or 4 matrices, got 3"),
+        ((cutlass.BFloat16, "n"), "along 'k' or 'mn', got 'n'"),
+        ((cutlass.Float8E4M3FN, "mn"), "16 or 32 bits, got .* of 8"),
+    ],
+)
+def test_other_forms_are_refused(arguments, message):
+    with pytest.raises(CopyError, match=message):
+        operand_atom(*arguments)

@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
@@ -15,6 +16,7 @@ from cutlass.cute.runtime import make_fake_stream, nullptr
 from cutelab.kernels.runtime import cache, compile
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel, compile_to_artifacts
+from cutelab.kernels.runtime.errors import ConfigError
 
 SM80 = Arch.named("sm_80")
 
@@ -22,6 +24,7 @@ SM80 = Arch.named("sm_80")
 @dataclass(frozen=True)
 class FillConfig:
     value: float
+    smem_bytes: int = 0
 
 
 class Fill:
@@ -179,6 +182,20 @@ def test_key_depends_on_all_that_the_code_depends_on(monkeypatch):
     assert cache.cache_key("kernel", FillConfig(1.0)) == keys[-1]
 
 
+def test_toolchain_covers_the_assembler(monkeypatch, tmp_path):
+    """A second assembler beside that of the environment, then another release of it."""
+    toolchains = [cache._toolchain.__wrapped__()]
+    for release in ("0.1", "0.2"):
+        info = tmp_path / release / f"nvidia_cutlass_dsl_libs_cu13-{release}.dist-info"
+        info.mkdir(parents=True)
+        info.joinpath("METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: nvidia-cutlass-dsl-libs-cu13\nVersion: {release}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path / release)
+        toolchains.append(cache._toolchain.__wrapped__())
+    assert len(set(toolchains)) == 3
+
+
 def test_source_digest_covers_names_and_contents(monkeypatch, tmp_path):
     (tmp_path / "package").mkdir()
     source = tmp_path / "package" / "__init__.py"
@@ -198,6 +215,24 @@ def test_arch_is_the_one_asked_for(monkeypatch, name, target):
     artifacts = compile_to_artifacts(Fill(FillConfig(1.0)), Arch.named(name))
     assert f".target {target}\n" in artifacts.ptx
     assert artifacts.cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("run", [compile_kernel, compile_to_artifacts])
+def test_shared_memory_beyond_the_chip(directory, run):
+    limit = SM80.smem_per_block
+    assert run(Fill(FillConfig(1.0, smem_bytes=limit)), SM80)
+    with pytest.raises(ConfigError, match=rf"needs {limit + 1} bytes.*sm_80 may use at most {limit}"):
+        run(Fill(FillConfig(2.0, smem_bytes=limit + 1)), SM80)
+
+
+@pytest.mark.parametrize("run", [compile_kernel, compile_to_artifacts])
+def test_no_assembler_for_the_chip(directory, monkeypatch, run):
+    """As the DSL answers for sm_110a with the libraries for CUDA 12: a path in place of the cubin."""
+    compiled = SimpleNamespace(__ptx__="/dump/launch.sm_110a.ptx", __cubin__="/dump/launch.sm_110a.cubin")
+    monkeypatch.setattr(cute, "compile", lambda *args, **options: compiled)
+    with pytest.raises(ConfigError, match=r"do not assemble for sm_110a.*cutelab\[cu13\]"):
+        run(Fill(FillConfig(1.0)), Arch.named("sm_110a"))
+    assert not directory.exists()
 
 
 PROCESS = """

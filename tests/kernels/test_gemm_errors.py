@@ -7,7 +7,7 @@ import torch
 
 from cutelab.kernels import gemm
 from cutelab.kernels.dense_gemm import plan
-from cutelab.kernels.dense_gemm.problem import require_tf32
+from cutelab.kernels.dense_gemm.problem import Arguments, require_tf32
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.errors import ConfigError, DeviceError, DtypeError, LayoutError, ShapeError
 
@@ -81,12 +81,30 @@ def test_dtypes(a, b, options, message):
     "options, message",
     [
         ({"activation": "tanh"}, "activation='tanh' is not one of None, relu, gelu, gelu_tanh, silu"),
+        ({"activation": ["relu"]}, "activation=['relu'] is not one of None, relu"),
         ({"beta": 1.0}, "beta=1.0 scales c, but there is no c"),
     ],
 )
 def test_options(options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         gemm(A, B, **options)
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_factors_are_python_numbers(name):
+    with pytest.raises(DtypeError, match=re.escape(f"got Tensor: pass float({name})")):
+        gemm(A, B, **({"c": zeros(4, 16), name: torch.tensor(2.0)}))
+
+
+def test_more_tiles_than_a_grid_holds(monkeypatch):
+    monkeypatch.setattr(plan, "_arch_of", lambda tensor: Arch.named("sm_80"))
+    a, b = (torch.empty(2**30, 1, n, dtype=torch.float16, device="meta") for n in (1, 65))
+    with pytest.raises(ShapeError, match=r"2147483648 tiles of 64 x 64; .* split the batch"):
+        plan.make_plan(Arguments(a, b, None, None, None, None, 1.0, 0.0, None))
+
+
+def test_meta_tensors_give_meta_tensors():
+    assert gemm(A.to("meta"), B.to("meta")).shape == (4, 16)
 
 
 def test_cpu_tensors_are_refused():
@@ -155,7 +173,7 @@ def test_out_that_overlaps_an_input_is_refused(reference_gemm):
             gemm(gapped, square, out=part)
         with pytest.raises(LayoutError, match="out shares memory with a"):
             gemm(part, square, out=gapped)
-    gemm(square, square, c=part, out=shifted)  # beta = 0: c is not read
+    gemm(square, square, c=part, beta=0.0, out=shifted)  # c is not read
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
