@@ -1,9 +1,10 @@
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
+
+import protocol
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -30,9 +31,8 @@ def test_every_file_that_is_named_exists():
 
 def test_figures_are_the_newest_results():
     """Each row of the table of GEMMs, as measured."""
-    lines = (ROOT / "benchmarks" / "results" / "gemm.jsonl").read_text().splitlines()
     newest = {}
-    for result in map(json.loads, lines):
+    for result in protocol.newest(protocol.load(protocol.RESULTS / "gemm.jsonl")):
         config = result["config"]
         if result["op"] == "gemm" and config["layout"] == "nt":
             newest[config["m"], config["n"], config["k"], result["dtype"]] = result

@@ -58,15 +58,22 @@ class GemmConfig:
             if getattr(self, field) not in values:
                 options = ", ".join(map(repr, values))
                 raise ConfigError(f"GemmConfig.{field} is {getattr(self, field)!r}: must be one of {options}")
+
+        def is_vector(size: int, element: int) -> bool:
+            return element <= size <= 16 and size & (size - 1) == 0
+
         element, k_step = (4, 8) if self.ab_dtype == "float32" else (2, 16)
         out_element = OUT_DTYPES[self.out_dtype].width // 8
         m, n, k = self.tile
         rules = {
-            "a_align": (element <= self.a_align <= 16, f"from {element} to 16, a power of two"),
-            "b_align": (element <= self.b_align <= 16, f"from {element} to 16, a power of two"),
-            "out_align": (out_element <= self.out_align <= 16, f"from {out_element} to 16, a power of two"),
+            "a_align": (is_vector(self.a_align, element), f"from {element} to 16, a power of two"),
+            "b_align": (is_vector(self.b_align, element), f"from {element} to 16, a power of two"),
+            "out_align": (
+                is_vector(self.out_align, out_element),
+                f"from {out_element} to 16, a power of two",
+            ),
             "c_align": (
-                self.c_align == 0 or out_element <= self.c_align <= 16,
+                self.c_align == 0 or is_vector(self.c_align, out_element),
                 f"0 or from {out_element} to 16, a power of two",
             ),
             "tile": (
@@ -77,9 +84,8 @@ class GemmConfig:
             "group": (self.group >= 1, "at least 1"),
         }
         for field, (holds, rule) in rules.items():
-            value = getattr(self, field)
-            if not holds or (field.endswith("align") and value & (value - 1)):
-                raise ConfigError(f"GemmConfig.{field} is {value}: must be {rule}")
+            if not holds:
+                raise ConfigError(f"GemmConfig.{field} is {getattr(self, field)}: must be {rule}")
 
     @property
     def threads(self) -> int:
@@ -152,6 +158,11 @@ def tilings(ab_dtype: str, out_dtype: str, align: int, arch: Arch) -> list[Tilin
     return list(fitting.values())
 
 
+def count_tiles(tile: tuple[int, int, int], m: int, n: int, batch: int) -> int:
+    """Tiles of the output, which is also the number of blocks."""
+    return -(-m // tile[0]) * -(-n // tile[1]) * batch
+
+
 def choose_tile(
     ab_dtype: str, out_dtype: str, m: int, n: int, batch: int, arch: Arch, align: int = 16
 ) -> dict[str, Any]:
@@ -162,9 +173,8 @@ def choose_tile(
     """
 
     def cost(tiling: Tiling) -> float:
-        blk_m, blk_n, _ = tiling.tile
-        tiles = -(-m // blk_m) * -(-n // blk_n) * batch
-        return -(-tiles // arch.sm_count) * blk_m * blk_n / tiling.rate
+        rounds = -(-count_tiles(tiling.tile, m, n, batch) // arch.sm_count)
+        return rounds * tiling.tile[0] * tiling.tile[1] / tiling.rate
 
     return min(tilings(ab_dtype, out_dtype, align, arch), key=cost).options()
 

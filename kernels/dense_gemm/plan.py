@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile
+from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile, count_tiles
 from cutelab.kernels.dense_gemm.problem import Arguments, check_types, infer_output, require_tf32
 from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, OperandLayout, Product
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
@@ -89,8 +89,7 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
     a_layout = product.layout(Operand.A, a.data_ptr(), a.itemsize)
     b_layout = product.layout(Operand.B, b.data_ptr(), b.itemsize)
     dtype, out_dtype = _name(a.dtype), _name(plan.dtype)
-    extents = (product.m.size, product.n.size, product.k.size)
-    batch = math.prod(mode.size for mode in product.batch)
+    extents = (product.m.size, product.n.size, math.prod(mode.size for mode in product.batch))
     config = GemmConfig(
         ab_dtype=dtype,
         out_dtype=out_dtype,
@@ -102,9 +101,9 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
         c_align=0 if c is None or args.beta == 0 else _c_align(product, c),
         bias=None if args.bias is None else "m" if swapped else "n",
         activation=args.activation,
-        **choose_tile(dtype, out_dtype, *extents[:2], batch, arch, min(a_layout.align, b_layout.align)),
+        **choose_tile(dtype, out_dtype, *extents, arch, min(a_layout.align, b_layout.align)),
     )
-    _check_blocks(config, extents, batch)
+    _check_blocks(config, *extents)
     integers = _integers(product, a_layout, b_layout, out_layout)
     function = compile_kernel(GemmSm80(config), arch)
     return replace(plan, function=function, swapped=swapped, integers=integers)
@@ -150,13 +149,12 @@ def _check_extents(shape: Sequence[int], k: int) -> None:
             raise ShapeError(f"{name} is {extent}; at most {MAX_EXTENT} is supported: split the product")
 
 
-def _check_blocks(config: GemmConfig, extents: Sequence[int], batch: int) -> None:
-    blk_m, blk_n, _ = config.tile
-    blocks = -(-extents[0] // blk_m) * -(-extents[1] // blk_n) * batch
+def _check_blocks(config: GemmConfig, m: int, n: int, batch: int) -> None:
+    blocks = count_tiles(config.tile, m, n, batch)
     if blocks >= 2**31:
         raise ShapeError(
-            f"the output has {blocks} tiles of {blk_m} x {blk_n}; at most {2**31 - 1} are supported: "
-            "split the batch"
+            f"the output has {blocks} tiles of {config.tile[0]} x {config.tile[1]}; "
+            f"at most {2**31 - 1} are supported: split the batch"
         )
 
 

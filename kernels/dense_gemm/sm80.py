@@ -128,8 +128,8 @@ class GemmSm80:
 
         smem = cutlass.memory.SmemAllocator().allocate(cfg.smem_bytes, byte_alignment=1024)
         sA, sB = self.ring_tensors(smem, mA.element_type)  # (BLK_M, BLK_K, PIPE), (BLK_N, BLK_K, PIPE)
-        loader_A = self.loader("a", mA[None, None, coord], m_tile, sA, thread)
-        loader_B = self.loader("b", mB[None, None, coord], n_tile, sB, thread)
+        loader_A = self.loader(mA[None, None, coord], cfg.a_major, cfg.a_align, m_tile, sA, thread)
+        loader_B = self.loader(mB[None, None, coord], cfg.b_major, cfg.b_align, n_tile, sB, thread)
         mma = tiled_mma(mA.element_type, cfg.warps)
         copy_A, copy_B = operand_copies(mma, mA.element_type, cfg.a_major, cfg.b_major)
         operands = OperandPipeline.partition(mma, copy_A, copy_B, sA, sB, thread)
@@ -159,13 +159,13 @@ class GemmSm80:
         sA = cute.make_tensor(pointer, layout_A)
         return sA, cute.make_tensor(pointer + cute.cosize(layout_A), layout_B)
 
-    def loader(self, which: str, mX: cute.Tensor, tile: Int32, sX: cute.Tensor, thread: Int32) -> TileLoader:
-        """The global-to-shared loader of operand "a" or "b": mX is (M or N, K), sX its ring of stages."""
-        cfg = self.config
-        major, align = (cfg.a_major, cfg.a_align) if which == "a" else (cfg.b_major, cfg.b_align)
+    def loader(
+        self, mX: cute.Tensor, major: str, align: int, tile: Int32, sX: cute.Tensor, thread: Int32
+    ) -> TileLoader:
+        """The global-to-shared loader of an operand: mX is (M or N, K), sX its ring of stages."""
         block = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
         contiguous = 1 if major == "k" else 0
-        copy = tile_copy(mX.element_type, block, contiguous, align, cfg.threads, asynchronous=True)
+        copy = tile_copy(mX.element_type, block, contiguous, align, self.config.threads, asynchronous=True)
         return TileLoader.partition(copy, mX, sX, tile, thread)
 
     @cute.jit

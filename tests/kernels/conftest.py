@@ -9,19 +9,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch.nn import functional as F
+from activations import ACTIVATIONS
 
 from cutelab.kernels.dense_gemm import launch, plan
 from cutelab.kernels.dense_gemm.config import GemmConfig
 from cutelab.kernels.runtime.arch import Arch
-
-ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    None: lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
 
 
 def view(address: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from itertools import product as combinations
 
 import pytest
 import torch
+from activations import ACTIVATIONS
 
 from cutelab.kernels import gemm
 from cutelab.kernels.runtime.errors import DtypeError
@@ -23,13 +24,6 @@ SIZES = (0, 1, 7, 511, 1000, 1001)
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (*HALVES, torch.float32)
 LAYOUTS = ("row-major", "column-major")
-ACTIVATIONS = {
-    None: lambda x: x,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-}
 GIB = 2**30
 
 

@@ -8,18 +8,11 @@ from itertools import product as combinations
 
 import pytest
 import torch
+from activations import ACTIVATIONS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cutelab.kernels import gemm
 from cutelab.kernels.dense_gemm import launch
-
-ACTIVATIONS = {
-    None: lambda x: x,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-}
 
 
 def integers(*shape, dtype=torch.float16, seed=0):
