@@ -4,11 +4,16 @@ Importing this package lets the DSL's own objects (`cute.make_layout`, `cute.mak
 printed and evaluated outside `@cute.jit`: see `cutelab.layouts.eager`.
 """
 
-from cutelab.layouts import eager
+from cutelab.layouts import checked, draw, eager
 from cutelab.layouts.arrays import CoordinateError, as_numpy, evaluate, same_function
 from cutelab.layouts.banks import Access, BankReport
-from cutelab.layouts.errors import AccessError, TileError
+from cutelab.layouts.errors import AccessError, LayoutError, SwizzleError, TileError
+from cutelab.layouts.explaining import explain
+from cutelab.layouts.fragments import accumulator_as_operand
 from cutelab.layouts.notation import NotationError, format, parse, parse_layout
+from cutelab.layouts.solver import Solution, solve
+from cutelab.layouts.svg import Picture, PictureError
+from cutelab.layouts.swizzle import in_bytes, in_elements
 from cutelab.layouts.tiles import copy_threads, line_swizzle, operand_tile, smem_tile
 from cutelab.layouts.traffic import bank_report
 from cutelab.layouts.tv import Owners, owners, tv_map
@@ -18,15 +23,26 @@ __all__ = [
     "AccessError",
     "BankReport",
     "CoordinateError",
+    "LayoutError",
     "NotationError",
     "Owners",
+    "Picture",
+    "PictureError",
+    "Solution",
+    "SwizzleError",
     "TileError",
+    "accumulator_as_operand",
     "as_numpy",
     "bank_report",
+    "checked",
     "copy_threads",
+    "draw",
     "eager",
     "evaluate",
+    "explain",
     "format",
+    "in_bytes",
+    "in_elements",
     "line_swizzle",
     "operand_tile",
     "owners",
@@ -34,5 +50,6 @@ __all__ = [
     "parse_layout",
     "same_function",
     "smem_tile",
+    "solve",
     "tv_map",
 ]

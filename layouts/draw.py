@@ -1,18 +1,13 @@
-"""Pictures of layouts, thread-value maps, banks and registers, as SVG text that a notebook shows by itself.
+"""Pictures of layouts, thread-value maps, banks and registers, which a notebook shows by itself.
 
-Everything is drawn as tables of cells. A cell says in writing what it is; its colour says which group it
-belongs to, and the legend names the groups. Pointing at a cell shows more, where a picture is part of a page
-rather than an <img>. The eight colours are the same everywhere and under black text; colour-blind readers can
-tell them apart (Paul Tol's "light" scheme). Only the panel behind them is light or dark.
+Each function here makes one kind of `Picture`: SVG of tables with a cell for each element, vector or word.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
-from xml.sax.saxutils import escape
 
 import cutlass.cute as cute
 import numpy as np
@@ -20,272 +15,13 @@ import numpy as np
 from cutelab.layouts.arrays import as_numpy
 from cutelab.layouts.banks import BANKS, WORD_BYTES, BankReport
 from cutelab.layouts.notation import format
+from cutelab.layouts.svg import COLOURS, MAX_CELLS, Axis, Cell, Grid, Legend, Picture, PictureError, arrange
 from cutelab.layouts.tiles import LINE_BYTES
+from cutelab.layouts.traffic import Layout
 from cutelab.layouts.tv import Owners, owners, tv_map
 
-MAX_CELLS = 4096
-"""Cells of a picture: beyond that nobody reads the numbers, and a browser takes seconds to show them."""
-
-COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#AAAA00")
-CELL_INK = "#111111"
-THEMES = {
-    "light": {"panel": "#FFFFFF", "ink": "#1F2328", "empty": "#ECEFF3", "alarm": "#8B0000"},
-    "dark": {"panel": "#16191D", "ink": "#E8EAED", "empty": "#2B3036", "alarm": "#FF9C9C"},
-}
-
-GRANULE_BYTES = 16  # what cp.async, ldmatrix and a 128-bit access move as a whole: four banks
-LINE, PAD, GAP = 14, 16, 8
-CHARACTER = 6.7  # width of one at 11 px: every monospaced font is close to 0.6 em
-
-
-class PictureError(ValueError):
-    """What has no picture: too many cells or modes, or objects that don't belong together."""
-
-
-@dataclass(frozen=True, repr=False)
-class Picture:
-    """SVG; `str(picture)` is its text. The theme "auto" is light or dark as the reader's system prefers."""
-
-    title: str
-    description: str
-    width: float
-    height: float
-    body: str
-    theme: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.theme not in ("auto", *THEMES):
-            raise PictureError(f"a theme is 'auto', 'light' or 'dark'; got {self.theme!r}")
-
-    def themed(self, theme: str) -> "Picture":
-        return replace(self, theme=theme)
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(str(self), encoding="utf-8")
-
-    def __repr__(self) -> str:
-        return f"Picture({self.title!r})"  # notebooks store this too: not the SVG once more
-
-    def _repr_svg_(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        size = f"{self.width:.0f} {self.height:.0f}"
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="cutelab {self.theme}" role="img" '
-            f'aria-label="{escape(self.title, {chr(34): "&quot;"})}" viewBox="0 0 {size}" '
-            f'width="{self.width:.0f}" style="max-width:100%;height:auto">'
-            f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
-            f'<style>{_style(self.theme)}</style><rect class="panel" width="100%" height="100%" rx="8"/>'
-            f"{self.body}</svg>\n"
-        )
-
-
-def _style(theme: str) -> str:
-    """Rules that name the theme, because a notebook applies each picture's rules to the whole page."""
-
-    def rules(colours: Mapping[str, str]) -> str:
-        root = f"svg.cutelab.{theme}"
-        return (
-            f"{root} .panel{{fill:{colours['panel']}}}{root} .empty{{fill:{colours['empty']}}}"
-            f"{root} text{{fill:{colours['ink']}}}"
-            f"{root} text.alarm{{fill:{colours['alarm']};font-weight:bold}}"
-            f"{root} text.on{{fill:{CELL_INK}}}{root} .frame{{stroke:{colours['ink']}}}"
-        )
-
-    shared = (
-        "svg.cutelab text{font:11px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
-        "svg.cutelab text.title{font-weight:bold}svg.cutelab .mid{text-anchor:middle}"
-        "svg.cutelab .frame{fill:none;stroke-opacity:.55}"
-        f"svg.cutelab .followed{{fill:none;stroke:{CELL_INK};stroke-width:2.5}}"
-        f"svg.cutelab .collision{{fill:none;stroke:{THEMES['light']['alarm']};stroke-width:3}}"
-        "svg.cutelab .swatch.followed,svg.cutelab .swatch.collision{fill:#FFFFFF}"
-        + "".join(f"svg.cutelab .k{i}{{fill:{colour}}}" for i, colour in enumerate(COLOURS))
-    )
-    if theme != "auto":
-        return shared + rules(THEMES[theme])
-    return f"{shared}{rules(THEMES['light'])}@media (prefers-color-scheme:dark){{{rules(THEMES['dark'])}}}"
-
-
-# Tables of cells
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Bands of (text, colour) from top to bottom; a colour of -1 is none. `mark` outlines it."""
-
-    bands: tuple[tuple[str, int], ...]
-    tip: str
-    mark: str = ""  # "followed" or "collision"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A mode. `sizes` are those of its leaves, the innermost first; each gives a row of ticks and a frame."""
-
-    name: str
-    sizes: tuple[int, ...]
-    labels: Sequence[str] = ()  # instead of numbers, innermost leaf
-    alarms: frozenset[int] = frozenset()
-
-    def __len__(self) -> int:
-        return prod(self.sizes)
-
-    def start(self, i: int, cell: float) -> float:
-        """Where cell i starts: each level leaves a gap after each of its blocks."""
-        return i * cell + GAP * sum(i // self.block(level) for level in range(1, len(self.sizes)))
-
-    def extent(self, i: int, count: int, cell: float) -> tuple[float, float]:
-        start = self.start(i, cell)
-        return start, self.start(i + count - 1, cell) + cell - start
-
-    def block(self, level: int) -> int:
-        """Cells in one step of leaf `level`."""
-        return prod(self.sizes[:level])
-
-    def ticks(self, level: int) -> Iterable[tuple[int, str]]:
-        for i in range(0, len(self), self.block(level)):
-            number = str(i // self.block(level) % self.sizes[level])
-            yield i, self.labels[i] if self.labels and level == 0 else number
-
-    def depth(self) -> float:
-        """Room for the ticks of one level."""
-        ticks = (label for level in range(len(self.sizes)) for _, label in self.ticks(level))
-        return max(map(len, ticks)) * CHARACTER + 8
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of cells with ticks along its two axes, rows and columns."""
-
-    title: str
-    axes: Sequence[Axis]
-    cells: Mapping[tuple[int, int], Cell]
-    note: str = ""
-    cell: tuple[float, float] | None = None  # size; fitted to the texts if left out
-
-    def fitted(self) -> tuple[float, float]:
-        """The size of a cell that holds the longest text of any, and the labels of the columns."""
-        texts = [[text.split("\n") for text, _ in cell.bands] for cell in self.cells.values()]
-        lines = max(len(bands) * max(map(len, bands)) for bands in texts)
-        wide = max(len(line) for bands in texts for band in bands for line in (*band, *self.axes[1].labels))
-        return max(26.0, wide * CHARACTER + 8), max(24.0, lines * LINE + 6)
-
-    def draw(self) -> tuple[str, float, float]:
-        """SVG with its origin at the top left, width and height."""
-        rows, columns = self.axes
-        w, h = self.cell or self.fitted()
-        named = [f"{axis.name} {arrow}" for axis, arrow in zip(self.axes, "↓→", strict=True) if axis.name]
-        parts, head = [], 0
-        for text, kind in ((self.title, "title"), (self.note, ""), (" · ".join(named), "")):
-            head += LINE if text else 0
-            parts.append(_text(0, head - 3, text, kind))
-        margin = 4 + GAP / 2 * max(len(axis.sizes) for axis in self.axes)  # of the outermost frame
-        left = rows.depth() * len(rows.sizes) + margin
-        top = head + LINE * len(columns.sizes) + margin
-        for level in range(len(columns.sizes)):
-            for i, label in columns.ticks(level):
-                x, size = columns.extent(i, columns.block(level), w)
-                kind = "mid alarm" if level == 0 and i in columns.alarms else "mid"
-                parts.append(_text(left + x + size / 2, top - margin - 2 - LINE * level, label, kind))
-        for level in range(len(rows.sizes)):
-            for i, label in rows.ticks(level):
-                y, size = rows.extent(i, rows.block(level), h)
-                x = left - margin - rows.depth() * (level + 0.5)
-                parts.append(_text(x, top + y + size / 2 + 4, label, "mid"))
-        parts += self.frames(left, top, w, h)
-        for (i, j), cell in self.cells.items():
-            parts.append(_cell(cell, (i, j), left + columns.start(j, w), top + rows.start(i, h), w, h))
-        width = left + columns.extent(0, len(columns), w)[1] + GAP
-        height = top + rows.extent(0, len(rows), h)[1] + GAP
-        return "".join(parts), max(width, max(len(self.title), len(self.note)) * CHARACTER), height
-
-    def frames(self, left: float, top: float, w: float, h: float) -> list[str]:
-        """A frame around each block of each level: the deeper a block is nested, the tighter."""
-        parts = []
-        rows, columns = self.axes
-        for level in range(1, max(len(axis.sizes) for axis in self.axes)):
-            blocks = rows.block(level), columns.block(level)
-            for i, j in product(range(0, len(rows), blocks[0]), range(0, len(columns), blocks[1])):
-                (y, height), (x, width) = rows.extent(i, blocks[0], h), columns.extent(j, blocks[1], w)
-                kind, grow = f"frame level{level}", GAP / 2 * level - 1
-                parts.append(_rect(left + x, top + y, width, height, kind, grow))
-        return parts
-
-
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    if not text:
-        return ""
-    of_kind = f' class="{kind}"' if kind else ""
-    return f'<text{of_kind} x="{x:.5g}" y="{y:.5g}">{escape(text)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, kind: str, grow: float = 0) -> str:
-    return (
-        f'<rect class="{kind}" x="{x - grow:.5g}" y="{y - grow:.5g}" '
-        f'width="{width + 2 * grow:.5g}" height="{height + 2 * grow:.5g}" rx="2"/>'
-    )
-
-
-def _cell(cell: Cell, at: tuple[int, int], x: float, y: float, w: float, h: float) -> str:
-    parts = [f'<g class="cell" data-at="{at[0]},{at[1]}"><title>{escape(cell.tip)}</title>']
-    margin = 0.5 if len(cell.bands) == 1 else 1.5  # so that the bands of a cell are seen to belong together
-    height = (h - 2 * margin) / len(cell.bands)
-    for n, (text, colour) in enumerate(cell.bands):
-        top = y + margin + n * height
-        parts.append(_rect(x + 0.5, top, w - 1, height, f"k{colour}" if colour >= 0 else "empty"))
-        lines = text.split("\n") if text else []
-        for m, line in enumerate(lines):
-            baseline = top + height / 2 + LINE * (m - (len(lines) - 1) / 2) + 4
-            parts.append(_text(x + w / 2, baseline, line, "mid on" if colour >= 0 else "mid"))
-    if cell.mark:
-        parts.append(_rect(x, y, w, h, cell.mark, grow=-2))
-    return "".join(parts) + "</g>"
-
-
-Legend = list[tuple[str, str]]  # (class of the swatch or "" for none, text)
-
-
-def _legend(entries: Legend, x: float, y: float, width: float) -> tuple[str, float]:
-    """What colours, outlines and words mean, in lines of at most `width`, and where the last line ends."""
-    parts, left = [], x
-    for kind, text in entries:
-        size = len(text) * CHARACTER + (42 if kind else 20)
-        if left > x and left + size > x + width:
-            left, y = x, y + LINE + 6
-        parts += [_rect(left, y, 16, LINE, f"swatch {kind}")] if kind else []
-        parts.append(_text(left + (22 if kind else 0), y + 11, text))
-        left += size
-    return f'<g class="legend">{"".join(parts)}</g>', y + LINE
-
-
-def _several(grids: Iterable[Grid], meaning: str) -> Legend:
-    """The entry that explains cells of several bands, if there are any."""
-    some = any(len(cell.bands) > 1 for grid in grids for cell in grid.cells.values())
-    return [("", f"several lines in a cell: {meaning}")] if some else []
-
-
-def _arrange(title: str, grids: Sequence[Sequence[Grid | None]], legend: Legend, description: str) -> Picture:
-    """Grids in rows and columns, the legend below."""
-    cells = sum(len(grid.cells) for row in grids for grid in row if grid)
-    if cells > MAX_CELLS:
-        raise PictureError(
-            f"{title}: {cells} cells, but a picture holds {MAX_CELLS} at most; draw a smaller tile or vectors"
-        )
-    drawn = [[grid.draw() if grid else ("", 0.0, 0.0) for grid in row] for row in grids]
-    widths = [max(width for _, width, _ in column) for column in zip(*drawn, strict=True)]
-    heights = [max(height for _, _, height in row) for row in drawn]
-    body, y = _text(PAD, PAD + 8, title, "title"), PAD + 1.5 * LINE
-    for row, height in zip(drawn, heights, strict=True):
-        x: float = PAD
-        for (part, _, _), width in zip(row, widths, strict=True):
-            body += f'<g class="grid" transform="translate({x:.1f},{y:.1f})">{part}</g>' if part else ""
-            x += width + PAD
-        y += height + GAP
-    longest = max(len(text) * CHARACTER + 42 for _, text in legend)
-    width = max(sum(widths) + PAD * (len(widths) - 1), len(title) * CHARACTER, longest, 360)
-    part, bottom = _legend(legend, PAD, y + GAP, width)
-    return Picture(title, description, width + 2 * PAD, bottom + PAD, body + part)
+GRANULE_BYTES = 16
+"""What cp.async, ldmatrix and a 128-bit access move as a whole: four banks."""
 
 
 # Layouts
@@ -341,7 +77,7 @@ def _offset_grids(
     return grids, [("", "number: offset"), *(entry for entry in entries if entry[0] in used)]
 
 
-def _few(layout: cute.Layout | cute.ComposedLayout, most: int = MAX_CELLS) -> None:
+def _few(layout: Layout, most: int = MAX_CELLS) -> None:
     """Refuses a large layout before it is tabulated."""
     if cute.size(layout) > most:
         raise PictureError(
@@ -350,7 +86,7 @@ def _few(layout: cute.Layout | cute.ComposedLayout, most: int = MAX_CELLS) -> No
         )
 
 
-def offsets(layout: cute.Layout | cute.ComposedLayout) -> Picture:
+def offsets(layout: Layout) -> Picture:
     """The offset of each coordinate: mode 0 down, mode 1 across, a panel for each index of the others.
 
     A nested mode has frames and a row of ticks for each of its leaves, the innermost nearest to the cells.
@@ -365,10 +101,10 @@ def offsets(layout: cute.Layout | cute.ComposedLayout) -> Picture:
         rest = product(*(range(prod(_leaves(mode))) for mode in shape[2:]))
         titles = {key: ", ".join(f"mode {2 + n} = {i}" for n, i in enumerate(key)) for key in rest}
         grids, legend = _offset_grids(layout, lambda i, j: (i, j), axes, titles)
-    return _arrange(format(layout), [grids], legend, f"The offset of each coordinate of {format(layout)}.")
+    return arrange(format(layout), [grids], legend, f"The offset of each coordinate of {format(layout)}.")
 
 
-def tiles(layout: cute.Layout | cute.ComposedLayout) -> Picture:
+def tiles(layout: Layout) -> Picture:
     """A result of `zipped_divide` as the matrix it came from: mode 0 is where in a tile, mode 1 which tile.
 
     `offsets` shows the same layout with a row for each element of a tile, a column for each tile.
@@ -386,7 +122,7 @@ def tiles(layout: cute.Layout | cute.ComposedLayout) -> Picture:
     axes = Axis("rows", _leaves((tile_m, grid_m))), Axis("columns", _leaves((tile_n, grid_n)))
     title = "a frame a tile: inner ticks in the tile, outer ticks of tiles"
     grids, legend = _offset_grids(layout, at, axes, {(): title})
-    return _arrange(format(layout), [grids], legend, f"The tiles of {format(layout)}, each in a frame.")
+    return arrange(format(layout), [grids], legend, f"The tiles of {format(layout)}, each in a frame.")
 
 
 # Threads and values
@@ -459,12 +195,11 @@ def _tv_picture(
         fits = [grid.fitted() for grid in grids.values()]
         cell = max(w for w, _ in fits), max(h for _, h in fits)
         grids = {at: replace(grid, cell=cell) for at, grid in grids.items()}
-    legend: Legend = [("", "T: thread, V: which of its values")]
-    legend += _several(grids.values(), "each of these threads has its own copy") + colours
+    legend: Legend = [("", "T: thread, V: which of its values"), *colours]
     if any(cell.bands[0][1] < 0 for grid in grids.values() for cell in grid.cells.values()):
         legend.append(("empty", "no thread"))
     arranged = [[grids.get((i, j)) for j in range(columns)] for i in range(rows)]
-    return _arrange(title, arranged, legend, description)
+    return arrange(title, arranged, legend, description, "each of these threads has its own copy")
 
 
 def tv(tiled: cute.TiledCopy | cute.TiledMma, operand: str, *, vectors: bool = False) -> Picture:
@@ -497,7 +232,7 @@ def mma(tiled: cute.TiledMma) -> Picture:
 _GROUPS = [(f"k{g}", f"banks {4 * g}–{4 * g + 3}") for g in range(LINE_BYTES // GRANULE_BYTES)]
 
 
-def _stage(layout: cute.Layout | cute.ComposedLayout, stage: int) -> np.ndarray:
+def _stage(layout: Layout, stage: int) -> np.ndarray:
     """The offsets of a tile (rows, columns), or of one of the stages of (rows, columns, stages)."""
     _few(layout, 16 * MAX_CELLS)  # a cell is 16 bytes
     table = as_numpy(layout)
@@ -546,7 +281,7 @@ def _contiguous(table: np.ndarray, size: tuple[int, int]) -> bool:
 
 
 def granules(
-    layout: cute.Layout | cute.ComposedLayout,
+    layout: Layout,
     tiled_copy: cute.TiledCopy | None = None,
     side: str = "src",
     *,
@@ -563,17 +298,15 @@ def granules(
             raise PictureError(f"thread {thread} of a copy by {len(coordinates)} threads")
         if coordinates.shape[-1] != 2:
             raise PictureError(
-                f"the copy's tile has {coordinates.shape[-1]} modes; rows and columns are drawn"
+                f"the copy's tile has {coordinates.shape[-1]} modes; only rows and columns are drawn"
             )
         followed = frozenset((int(row), int(column)) for row, column in coordinates[thread])
         legend.append(("followed", f"thread {thread}, {side} of the copy"))
     grid = _granule_grid(f"stage {stage}", _stage(layout, stage), element_bits, followed)
-    return _arrange(format(layout), [[grid]], legend, f"The banks of {format(layout)}.")
+    return arrange(format(layout), [[grid]], legend, f"The banks of {format(layout)}.")
 
 
-def swizzle(
-    layout: cute.Layout | cute.ComposedLayout, by: cute.Swizzle | None = None, *, element_bits: int = 16
-) -> Picture:
+def swizzle(layout: Layout, by: cute.Swizzle | None = None, *, element_bits: int = 16) -> Picture:
     """A tile before and after swizzling, 16 bytes a cell, coloured by the four banks that they lie in.
 
     `by` swizzles a plain layout; a layout that is already swizzled is shown beside its plain one.
@@ -593,7 +326,7 @@ def swizzle(
         for title, shown in (("plain", plain), (f"swizzled by {format(after.inner)}", after))
     ]
     legend = [("", "number: offset of the first element"), *_GROUPS]
-    return _arrange(format(after), [grids], legend, f"The banks of {format(plain)} and of {format(after)}.")
+    return arrange(format(after), [grids], legend, f"The banks of {format(plain)} and of {format(after)}.")
 
 
 def banks(report: BankReport, instruction: int = 0) -> Picture:
@@ -628,16 +361,11 @@ def banks(report: BankReport, instruction: int = 0) -> Picture:
     taken, ideal = int(report.wavefronts[instruction]), int(report.ideal[instruction])
     grid = Grid(f"wavefronts: {taken}; without collisions: {ideal}", (rows, columns), cells)
     groups = [(f"k{n % len(COLOURS)}", f"phase {n}: lanes {_lanes(lanes)}") for n, lanes in enumerate(phases)]
-    legend = [
-        ("", "number: lane"),
-        *_several([grid], "several phases touch it"),
-        *groups,
-        ("empty", "not touched"),
-    ]
+    legend = [("", "number: lane"), *groups, ("empty", "not touched")]
     if collisions:
         legend.append(("collision", "collision: a phase needs this bank more than once"))
     title = f"{report.access.name}, instruction {instruction}"
-    return _arrange(title, [[grid]], legend, f"{title}. {grid.title}.")
+    return arrange(title, [[grid]], legend, f"{title}. {grid.title}.", "several phases touch it")
 
 
 def _lanes(lanes: list[int]) -> str:
@@ -651,7 +379,7 @@ def _lanes(lanes: list[int]) -> str:
 
 def registers(
     to_shared: cute.TiledCopy,
-    shared: cute.Layout | cute.ComposedLayout,
+    shared: Layout,
     to_registers: cute.TiledCopy,
     tiled_mma: cute.TiledMma,
     operand: str = "A",
@@ -708,13 +436,14 @@ def registers(
         on_tile("3 the copy to registers: who points where", f"outlined: what arrives in {who}", pointed_at),
         _register_grid("4 registers", values, per, operand),
     ]
-    legend = [*_several(steps, "needed by each"), ("empty", "not followed"), ("followed", "received")]
+    legend = [("empty", "not followed"), ("followed", "received")]
     if len(threads) > 1:
         legend += [(f"k{n}", f"thread {t}") for n, t in enumerate(threads)]
     else:
         legend += [(f"k{n}", f"register {n}") for n in sorted({one.colour for one in values})]
     description = f"Where the registers of {who} that hold operand {operand} come from."
-    return _arrange(f"Operand {operand} on its way to {who}", [steps[:2], steps[2:]], legend, description)
+    title = f"Operand {operand} on its way to {who}"
+    return arrange(title, [steps[:2], steps[2:]], legend, description, "needed by each")
 
 
 class _Value(NamedTuple):

@@ -1,6 +1,7 @@
 """The instructions by which threads access a shared-memory tile, and the addresses of their lanes."""
 
 from itertools import product
+from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -25,7 +26,7 @@ DTYPES = {
 }
 """Short names of element types, wherever one is asked for."""
 
-Layout = cute.Layout | cute.ComposedLayout
+Layout: TypeAlias = cute.Layout | cute.ComposedLayout
 
 
 def element_bytes(dtype: str | type[cutlass.Numeric]) -> int:
@@ -156,13 +157,11 @@ def _offsets(layout: Layout, coordinates: np.ndarray) -> np.ndarray:
     in_tile = tuple(np.moveaxis(coordinates, -1, 0))
     repeats = [range(0, have, need) for have, need in zip(table.shape, covered, strict=False)]
     further = [range(extent) for extent in table.shape[rank:]]
-    return np.stack(
-        [
-            table[(*(index + start for index, start in zip(in_tile, starts, strict=True)), *rest)]
-            for starts in product(*repeats)
-            for rest in product(*further)
-        ]
-    )
+    offsets = []
+    for starts in product(*repeats):
+        index = tuple(at + start for at, start in zip(in_tile, starts, strict=True))
+        offsets += [table[index + rest] for rest in product(*further)]
+    return np.stack(offsets)
 
 
 def _whole(vectors: np.ndarray, size: int) -> np.ndarray:
@@ -181,6 +180,8 @@ def _report(access: Access, vectors: np.ndarray, size: int) -> BankReport:
             f"{access.name} needs {len(offsets)} neighbouring elements, the first at a multiple of that; "
             f"instruction {instruction} of thread {thread} has them at {offsets}"
         )
+    if (vectors < 0).any():
+        raise AccessError(f"the tile reaches {vectors.min()}, an offset before its base")
     repetitions, threads, instructions, _ = vectors.shape
     if threads % WARP:
         vectors = np.concatenate(

@@ -8,7 +8,8 @@ from typing import Any
 import cutlass.cute as cute
 
 from cutelab.layouts.arrays import as_numpy
-from cutelab.layouts.draw import GRANULE_BYTES, Picture, PictureError, granules
+from cutelab.layouts.draw import GRANULE_BYTES, granules
+from cutelab.layouts.svg import Picture, PictureError
 from cutelab.layouts.tv import tv_map
 
 try:

@@ -12,9 +12,19 @@ import pytest
 from cutlass.cute.nvgpu import CopyUniversalOp
 
 from cutelab.copies import operand_copies, tile_copy
-from cutelab.layouts import as_numpy, draw, operand_tile, owners, parse_layout, tv_map, widget
+from cutelab.layouts import (
+    Picture,
+    PictureError,
+    as_numpy,
+    draw,
+    operand_tile,
+    owners,
+    parse_layout,
+    svg,
+    tv_map,
+    widget,
+)
 from cutelab.layouts.banks import BankReport
-from cutelab.layouts.draw import PictureError
 from cutelab.mmas import tiled_mma
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -219,7 +229,7 @@ def fills(css, theme):
     return {selector: colour for of, selector, colour in rules if of in ("", f".{theme}")}
 
 
-@pytest.mark.parametrize("theme", draw.THEMES)
+@pytest.mark.parametrize("theme", svg.THEMES)
 def test_text_contrasts_with_what_is_behind_it(theme):
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
     fill = fills(draw.offsets(parse_layout("(8,8):(8,1)")).themed(theme).__str__(), theme)
@@ -254,7 +264,7 @@ def test_pictures_on_one_page_keep_their_themes():
 
 def test_escapes():
     text = 'a<b & "c" > d'
-    root = ET.fromstring(str(draw.Picture(text, text, 10, 10, "")))
+    root = ET.fromstring(str(Picture(text, text, 10, 10, "")))
     assert root.get("aria-label") == root[0].text == root[1].text == text
     swizzled = draw.offsets(parse_layout("S<2,0,3> o 0 o (8,8):(8,1)"))
     assert "S<2,0,3> o 0 o (8,8):(8,1)" in [text for *_, text in Read(swizzled).texts()]

@@ -1,0 +1,48 @@
+"""Fragments: the registers of a tensor-core operand under another layout. No value moves."""
+
+import cutlass.cute as cute
+
+from cutelab.layouts.errors import LayoutError
+
+
+def accumulator_as_operand(accumulator: cute.Layout) -> cute.Layout:
+    """The registers of a product, seen as the A operand of the next: C (M, N) becomes A (M, K) with K = N.
+
+    mma.sync m16n8k16: ((2,2), MMA_M, MMA_N) → ((2,2,2), MMA_M, MMA_N / 2)
+    wgmma:             ((2,2,V), MMA_M, MMA_N) → ((2,2,2), MMA_M, (V / 2, MMA_N))
+
+    Of each eight columns, a lane of C holds two neighbours in row r and two in row r + 8. Of each sixteen, a
+    lane of A holds the same four, and then the four that lie eight columns on (PTX ISA, fragments of
+    mma.m16n8k16). So the mode that counts eights is divided by two: which of the two joins the values, which
+    pair it is becomes the k-block.
+
+    This is for 16-bit A operands: convert the values first, in their order. All warps must lie along M, as
+    one along N would hold a part of the columns only, and the columns of C must not be permuted.
+
+    Raises LayoutError if the columns are not whole k-blocks of 16, or `accumulator` is no such fragment.
+    """
+    shape = accumulator.shape
+    if cute.rank(shape) != 3 or cute.rank(shape[0]) not in (2, 3) or shape[0][:2] != (2, 2):
+        raise LayoutError(
+            "accumulator_as_operand",
+            f"{accumulator} is no fragment of C",
+            nearest="((2,2), MMA_M, MMA_N) of mma.sync or ((2,2,V), MMA_M, MMA_N) of wgmma would do",
+        )
+    values, rows, columns = (cute.get(accumulator, mode=[mode]) for mode in range(3))
+    pair, halves, *eights = (cute.get(values, mode=[mode]) for mode in range(cute.rank(values)))
+    counted, *further = (*eights, columns)
+    if cute.size(counted) % 2:
+        raise LayoutError(
+            "accumulator_as_operand",
+            f"{accumulator} has {8 * cute.size(counted)} columns, but A has 16 in a k-block",
+            nearest=f"{8 * (cute.size(counted) + 1)} columns would do",
+        )
+    divided = cute.logical_divide(counted, cute.make_layout(2))
+    two, blocks = cute.get(divided, mode=[0]), cute.get(divided, mode=[1])
+    k_blocks = _joined(blocks, *further) if further else blocks
+    return _joined(_joined(pair, halves, two), rows, k_blocks)
+
+
+def _joined(*modes: cute.Layout) -> cute.Layout:
+    """The layout that has `modes` as its modes."""
+    return cute.make_layout(tuple(mode.shape for mode in modes), stride=tuple(mode.stride for mode in modes))

@@ -1,0 +1,105 @@
+"""The notebooks' exercises: their checks take the right answers, and say what is wrong with others.
+
+A cell tagged `exercise` is the reader's to fill in, the cell tagged `check` after it defines the check. Each
+check is here with answers: source that replaces the exercise's cell, and what the check has to say.
+"""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+ANSWERS = {
+    ("03_bank_conflicts_and_swizzle", 1): [
+        ("def bank_of(row, column): return (column // 8 ^ row % 8) * 4 + column % 8 // 2", "right"),
+        ("def bank_of(row, column): return column // 2", r"\(1, 0\) is not in bank 0"),
+        ("def bank_of(row, column): return (column // 8 ^ row) * 4 + column % 8 // 2", r"\(8, 0\) is not"),
+    ],
+    ("03_bank_conflicts_and_swizzle", 2): [
+        ("pitch = 33", "right"),
+        ("pitch = 32", "lose 0 wavefronts when writing and 992 when reading"),
+        ("pitch = 36", "96 when reading"),
+        ("pitch = 35", "a shorter distance would do"),
+        ("pitch = 16", "at least 32 apart.*got 16"),
+        ("pitch = 32.5", "whole number"),
+    ],
+    ("03_bank_conflicts_and_swizzle", 3): [
+        ('swizzle = "S<2,2,3>"', "right"),
+        ('swizzle = "S<2,4,3>"', "ldmatrix.x4 loses 48 wavefronts"),
+        ('swizzle = "S<2,3,3>"', "ldmatrix.x4 loses 16 wavefronts"),
+        ('swizzle = "S<2,1,3>"', "16 bytes do not stay together: cp.async.16 needs 4 neighbouring"),
+        ('swizzle = "S<0,2,3>"', "loses"),
+    ],
+    ("04_registers_reinterpreted", 1): [
+        (
+            "def lane_and_value(row, column): return row % 8 * 4 + column // 2, row // 8 * 2 + column % 2",
+            "right",
+        ),
+        ("def lane_and_value(row, column): return row * 2 + column // 4, column % 4", r"C\[0, 2\]: value 2"),
+        (
+            "def lane_and_value(row, column): return row * 4 + column // 2, column % 2",
+            r"C\[8, 0\]: lanes are",
+        ),
+        (
+            "def lane_and_value(row, column): return row / 2, 0",
+            r"C\[0, 1\]: value 0 of lane 0.0 is C\[0, 0\]",
+        ),
+    ],
+    ("04_registers_reinterpreted", 2): [
+        ('retiled_view = "((4,2),2,2):((1,8),4,16)"', "right"),
+        ('retiled_view = "(((4,2),1),2,2):(((1,8),0),4,16)"', "right"),
+        (
+            'retiled_view = "(8,2,2):(1,8,16)"',
+            "16 of 32 values would be in the wrong register; the first is value 4",
+        ),
+        ('retiled_view = "((4,2),4):((1,8),4)"', r"the modes have sizes \[8, 2, 2\]"),
+        ('retiled_view = "32:1"', r"the modes have sizes \[8, 2, 2\]"),
+    ],
+    ("04_registers_reinterpreted", 3): [
+        ('key = "(4,2):(2,1)"', "right"),
+        ('key = "8:1"', r"lane 0 would need S\(0, 4\), but holds S\(0, 0\), S\(0, 1\)"),
+        ('key = "(2,4):(4,1)"', "would need"),
+        ('key = "8:2"', "no permutation of 0–7"),
+    ],
+}
+
+
+def cells(name):
+    return [cell for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
+
+
+def tagged(cell, tag):
+    return tag in cell.metadata.get("tags", ())
+
+
+@pytest.fixture(scope="module", params=sorted({name for name, _ in ANSWERS}))
+def notebook(request):
+    """Its name and what its code cells leave behind."""
+    names = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(NOTEBOOKS)
+        for cell in cells(request.param):
+            exec(cell.source, names)
+    return request.param, names
+
+
+def test_each_notebook_has_three_exercises_each_with_its_check(notebook):
+    name, names = notebook
+    order = [tag for cell in cells(name) for tag in ("exercise", "check") if tagged(cell, tag)]
+    assert order == ["exercise", "check"] * 3
+    assert [names[f"check_{n}"]() for n in (1, 2, 3)] == ["not yet"] * 3
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_checks_know_right_from_wrong(notebook, number):
+    name, names = notebook
+    question = [cell.source for cell in cells(name) if tagged(cell, "exercise")][number - 1]
+    for answer, verdict in ANSWERS[name, number]:
+        exec(answer, names)
+        said = names[f"check_{number}"]()
+        assert re.search(verdict, said), (answer, said)
+        assert (said == "right") == (verdict == "right"), (answer, said)
+    exec(question, names)
