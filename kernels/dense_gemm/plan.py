@@ -19,8 +19,9 @@ from cutelab.kernels.dense_gemm.sm80 import GemmSm80
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel
 from cutelab.kernels.runtime.errors import DeviceError, LayoutError, ShapeError
+from cutelab.kernels.runtime.simulated import compile_simulated, simulated_arch
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "make_plan", "simulates_another"]
 
 _NO_MODE = Mode(1, (0, 0, 0, 0))
 
@@ -29,7 +30,8 @@ _NO_MODE = Mode(1, (0, 0, 0, 0))
 class Plan:
     """How to compute one signature of `gemm`.
 
-    shape, strides, dtype, device_index: of the output.
+    shape, strides, dtype, device_index: of the output; the index is -1 on the CPU, in the simulator.
+    arch: that it was made for.
     spans: bytes from the first element to the end of the last, of a, b, bias, c and out.
     tf32: whether torch must allow tf32 at the call.
     copies: the operands for which a contiguous copy has to stand in.
@@ -42,6 +44,7 @@ class Plan:
     strides: tuple[int, ...]
     dtype: torch.dtype
     device_index: int
+    arch: Arch
     spans: tuple[int, ...]
     tf32: bool
     copies: frozenset[Operand] = frozenset()
@@ -69,7 +72,7 @@ def make_plan(args: Arguments) -> Plan:
         require_tf32()
 
     spans = tuple(0 if tensor is None else _span(tensor) for tensor in args[:5])
-    plan = Plan(tuple(shape), strides, dtype, a.get_device(), spans, tf32)
+    plan = Plan(tuple(shape), strides, dtype, a.get_device(), arch, spans, tf32)
     if 0 in shape:
         return plan
     c = None if args.beta == 0 else args.c
@@ -77,6 +80,11 @@ def make_plan(args: Arguments) -> Plan:
     if len(product.batch) > 2:
         return replace(plan, copies=frozenset(product.scattered()))
     return _with_kernel(plan, args, product.with_batch_as_rows(), arch)
+
+
+def simulates_another(plan: Plan, a: torch.Tensor) -> bool:
+    """Whether another GPU is simulated now than when the plan was made, for operands like `a` on the CPU."""
+    return plan.arch != _arch_of(a)
 
 
 def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> Plan:
@@ -105,7 +113,8 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
     )
     _check_blocks(config, *extents)
     integers = _integers(product, a_layout, b_layout, out_layout)
-    function = compile_kernel(GemmSm80(config), arch)
+    compile_for = compile_simulated if plan.device_index < 0 else compile_kernel
+    function = compile_for(GemmSm80(config), arch)
     return replace(plan, function=function, swapped=swapped, integers=integers)
 
 
@@ -134,10 +143,13 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _arch_of(tensor: torch.Tensor) -> Arch:
+    if tensor.device.type == "cpu" and (arch := simulated_arch()):
+        return arch
     if tensor.device.type != "cuda":
         raise DeviceError(
             f"gemm runs on CUDA devices of compute capability 8.0 or newer; got {tensor.device.type}: "
-            "move the operands there with .cuda(), or use torch.matmul"
+            "move the operands there with .cuda(), use torch.matmul, or run the kernel on the CPU within "
+            "`with cutelab.simulator.gpu('sm_90a'):`"
         )
     return Arch.of(tensor.device)
 

@@ -4,7 +4,10 @@ Brute force here works on lists of offsets alone: it divides nothing and knows n
 """
 
 import itertools
+import pickle
 import random
+import subprocess
+import sys
 import time
 from functools import cache
 from itertools import pairwise, product
@@ -16,6 +19,8 @@ import cutlass.cute as cute
 import numpy as np
 import pytest
 import tensor_layouts as oracle
+import torch
+from cutlass.cute.runtime import from_dlpack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +55,14 @@ def extended(layout, index):
         total = total + (index if i == len(sizes) - 1 else index % n) * d
         index = index // n
     return total
+
+
+def offset(coord, shape, stride):
+    """The offset of a coordinate that has the shape's profile and lies within it."""
+    if isinstance(shape, tuple):
+        return sum(offset(*mode) for mode in zip(coord, shape, stride, strict=True))
+    assert 0 <= coord < shape
+    return coord * stride
 
 
 def values(layout):
@@ -94,14 +107,14 @@ def swept(monkeypatch):
     """Spare a sweep the DSL's slow objects: layouts are read once, one result in eight is built."""
     read, build, trees, calls = checked._tree, checked._built, {}, itertools.count()
 
-    def tree(operation, layout):
+    def tree(layout):
         if id(layout) not in trees:
-            trees[id(layout)] = layout, read(operation, layout)  # the layout too: its id stays its own
+            trees[id(layout)] = layout, read(layout)  # the layout too: its id stays its own
         return trees[id(layout)][1]
 
-    def built(operation, result):
+    def built(result):
         if next(calls) % 8 == 0:
-            return build(operation, result)
+            return build(result)
         return SimpleNamespace(shape=part(result, 0), stride=part(result, 1))
 
     def part(node, which):
@@ -109,7 +122,6 @@ def swept(monkeypatch):
 
     monkeypatch.setattr(checked, "_tree", tree)
     monkeypatch.setattr(checked, "_built", built)
-    monkeypatch.setattr(checked, "_static", lambda *args: True)
 
 
 def attempt(operation, *args):
@@ -187,9 +199,8 @@ def test_composition(chunk, swept):
             assert np.array_equal(values(result), expected), (a[:2], b[:2])
         else:
             refused += 1
-            assert error.got != error.required
-            if isinstance(error.coordinate, tuple):
-                assert error.required == a[2](b[2](error.coordinate))
+            index = offset(error.coordinate, *b[:2])
+            assert error.required == extended(a, index) != error.got, (a[:2], b[:2], error)
         if n % 4 == 0 and error is not None:
             assert oracle_is_wrong(lambda a=a, b=b: oracle.compose(a[3], b[3]), expected), (a[:2], b[:2])
     assert 0 < refused < CASES
@@ -291,15 +302,81 @@ def test_product_by_modes(name, chunk, swept):
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_right_inverse(chunk, swept):
-    for shape, stride, layout in distinct(chunk):
+    for (shape, stride, layout), (small, _) in zip(distinct(chunk), cases(chunk), strict=True):
         inverse, forward = values(checked.right_inverse(layout)), table(shape, stride)
         assert np.array_equal(forward[inverse], np.arange(len(inverse)))
-        if len(set(forward.tolist())) == len(forward):
-            where = {int(value): i for i, value in enumerate(forward)}
-            run = next(n for n in range(len(forward) + 1) if n not in where)
-            assert not any(
-                is_mode(np.array([where[i] for i in range(n)])) for n in range(len(inverse) + 1, run + 1)
-            )
+        where = {int(value): i for i, value in enumerate(forward)}
+        run = next(n for n in range(len(forward) + 1) if n not in where)
+        assert not any(
+            is_mode(np.array([where[i] for i in range(n)])) for n in range(len(inverse) + 1, run + 1)
+        )
+        inverse, forward = values(checked.right_inverse(small[2])), table(*small[:2])
+        assert np.array_equal(forward[inverse], np.arange(len(inverse)))
+        assert len(forward) > 12 or len(inverse) == longest(tuple(forward.tolist())), small[:2]
+
+
+def shapes(limit, count):
+    """Every shape of 1 to `count` modes larger than 1 with at most `limit` coordinates."""
+    found = [(n,) for n in range(2, limit + 1)]
+    return found + [
+        (n, *rest) for n in range(2, limit // 2 + 1) if count > 1 for rest in shapes(limit // n, count - 1)
+    ]
+
+
+@cache
+def layouts_by_size():
+    """The values of every layout with values of 0 to 11, by its size, 1 to 12: no layout has more modes."""
+    found = {1: np.zeros((1, 1), np.int64)}
+    for shape in shapes(12, 3):
+        strides = np.array(list(product(range(12), repeat=len(shape))))
+        rows = strides @ np.array([np.unravel_index(range(prod(shape)), shape, order="F")])[0]
+        found[prod(shape)] = np.concatenate([found.get(prod(shape), rows[:0]), rows[rows.max(axis=1) < 12]])
+    return found
+
+
+@cache
+def longest(forward):
+    """The size of the longest layout R with forward[R(i)] = i, by trying all."""
+    offsets = np.array([*forward, *[-1] * (12 - len(forward))])
+    sizes = layouts_by_size().items()
+    return max(n for n, rows in sizes if (offsets[rows] == np.arange(n)).all(axis=1).any())
+
+
+def test_no_layout_is_a_longer_right_inverse(swept):
+    rng = random.Random(0)
+    for shape in [*shapes(12, 3), *shapes(12, 1)]:
+        drawn = list(product([-2, -1, 0, 1, 2, 3, 4, 5, 6, 8], repeat=len(shape)))
+        for stride in rng.sample(drawn, min(100, len(drawn))):
+            forward = table(shape, stride)
+            inverse = values(checked.right_inverse(cute.make_layout(shape, stride=stride)))
+            assert np.array_equal(forward[inverse], np.arange(len(inverse)))
+            assert len(inverse) == longest(tuple(forward.tolist())), (shape, stride)
+
+
+def test_no_left_inverse_is_missed(swept):
+    x, strides = np.arange(12), np.indices((23, 23, 23), np.int16).reshape(3, -1).T - 11
+    every = np.concatenate(  # the values at 0 to 11 of all layouts of three modes with these strides
+        [strides @ np.array([x % n, x // n % m, x // (n * m)], np.int16) for n, m in shapes(12, 2)[11:]]
+    )
+    refused = set()
+    for shape in shapes(12, 3):
+        for stride in product(range(1, 12), repeat=len(shape)):
+            forward = table(shape, stride)
+            if forward.max() >= 12:
+                continue
+            result, error = attempt(checked.left_inverse, cute.make_layout(shape, stride=stride))
+            if error is None:
+                got = extended((result.shape, result.stride), forward)
+                assert np.array_equal(got, np.arange(len(forward))), (shape, stride)
+            elif tuple(forward) not in refused:
+                refused.add(tuple(forward))
+                inverses = every
+                for i, value in enumerate(forward):
+                    inverses = inverses[inverses[:, value] == i]
+                assert not len(inverses), (shape, stride)
+                assert error.got != error.required
+                assert len(set(forward)) == len(forward) or forward[error.got] == forward[error.required]
+    assert any(len(set(forward)) == len(forward) for forward in refused)
 
 
 def distinct(chunk):
@@ -328,7 +405,7 @@ def test_left_inverse(chunk, swept):
         else:
             refused += 1
             steps = sorted(d for n, d in zip(leaves(shape), leaves(stride), strict=True) if n > 1)
-            assert any(large % small for small, large in pairwise(steps))
+            assert any(large % small for small, large in pairwise(steps)) and error.got != error.required
     assert 0 < refused < CASES
 
 
@@ -474,18 +551,105 @@ def test_an_atom_that_does_not_divide_names_both_shapes():
         checked.tile_to_shape(parse_layout("S<3,3,3> o 0 o (8,64):(64,1)"), (120, 100), (0, 1))
 
 
-def test_right_inverse_of_a_dynamic_size(monkeypatch):
-    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    found = []
+def test_right_inverse_of_a_dynamic_size():
+    found, out = [], torch.full((3, 32), -1, dtype=torch.int32)
 
     @cute.jit
-    def trace(n: cutlass.Int32):
-        found.append(str(checked.right_inverse(cute.make_layout((16, n), stride=(1, 16)))))
-        found.append(str(checked.right_inverse(cute.make_layout((n, 16), stride=(16, 1)))))
-        found.append(str(checked.composition(cute.make_layout((16, n), stride=(1, 16)), cute.make_layout(8))))
+    def store(n: cutlass.Int32, out: cute.Tensor):
+        for row, layout in enumerate(
+            [
+                cute.make_layout((16, n), stride=(1, 16)),
+                cute.make_layout((n, 16), stride=(16, 1)),
+                cute.make_layout((n, 16), stride=(n, 1)),
+            ]
+        ):
+            inverse = checked.right_inverse(layout)
+            found.append(str(inverse))
+            for i in cutlass.range_constexpr(32 if row < 2 else 16):
+                out[row, i] = layout(inverse(i))
 
-    cute.compile(trace, cutlass.Int32(4))
-    assert found == ["(16,?):(1,16)", "(16,?):(?,1)", "8:1"]
+    store(cutlass.Int32(2), from_dlpack(out))
+    assert found == ["(16,?):(1,16)", "(16,?):(?,1)", "16:?"]
+    assert out[:2].tolist() == [list(range(32))] * 2 and out[2, :16].tolist() == list(range(16))
+
+
+DYNAMIC = """
+import random, sys
+import cutlass, cutlass.cute as cute, torch
+from cutlass.cute.runtime import from_dlpack
+from cutelab.layouts import checked
+from cutelab.layouts.errors import LayoutError
+
+N, WIDTH, rng = int(sys.argv[1]), 8, random.Random(sys.argv[1])
+number = lambda *fixed: rng.choice(["n", *fixed, *fixed])
+size = lambda: number(1, 2, 3, 4, 6, 12)
+
+def layout():
+    rank = rng.randint(1, 3)
+    return [size() for _ in range(rank)], [number(0, 1, 2, 3, 4, 6, 12, 24, -1) for _ in range(rank)]
+
+def argument(name, k):
+    if name == "recast_layout":
+        return layout() if k == 2 else rng.choice([4, 8, 16])
+    if name == "tile_to_shape" and k:
+        return tuple(size() for _ in range(2)) if k == 1 else (0, 1)
+    if k == 1 and rng.random() < 0.5:
+        return rng.choice([size(), (size(),), (size(), size())])
+    return layout()
+
+def made(x, n):
+    if isinstance(x, list):
+        return [made(y, n) for y in x]
+    if isinstance(x, tuple) and isinstance(x[0], list):
+        return cute.make_layout(tuple(made(x[0], n)), stride=tuple(made(x[1], n)))
+    return tuple(made(y, n) for y in x) if isinstance(x, tuple) else n if x == "n" else x
+
+def attempt(name, args, n):
+    try:
+        return getattr(checked, name)(*(made(arg, n) for arg in args))
+    except LayoutError:
+        return None
+
+def value(name, args, n, result, i):
+    if "inverse" not in name:
+        return result(i % cute.size(result))
+    layout = made(args[0], n)  # inverses are compared with the identity: more than one may be right
+    first, second = (result, layout) if name[0] == "r" else (layout, result)
+    return second(first(i % cute.size(first))) - i % cute.size(first)
+
+ranks = {"recast_layout": 3, "tile_to_shape": 3, "coalesce": 1, "right_inverse": 1, "left_inverse": 1}
+cases = []
+for name in [name for name in checked.OPERATIONS for _ in range(30)]:
+    cases.append((name, [argument(name, k) for k in range(ranks.get(name, 2))]))
+static = [attempt(*case, N) for case in cases]
+out = torch.full((len(cases), WIDTH), -1 << 20, dtype=torch.int32)
+given = []
+
+@cute.jit
+def store(n: cutlass.Int32, out: cute.Tensor):
+    for row, case in enumerate(cases):
+        result = attempt(*case, n)
+        given.append(result is not None)
+        if cutlass.const_expr(result is not None):
+            for i in cutlass.range_constexpr(WIDTH):
+                out[row, i] = value(*case, n, result, i)
+
+store(cutlass.Int32(N), from_dlpack(out))
+for row, (case, expected) in enumerate(zip(cases, static)):
+    if given[row] and "n" in str(case):
+        assert expected is not None, case
+        expected = [0 if "inverse" in case[0] else value(*case, N, expected, i) for i in range(WIDTH)]
+        assert out[row].tolist() == expected, (case, out[row])
+computed = {name for (name, args), g in zip(cases, given) if g and "n" in str(args)}
+assert len(computed) >= 10, computed
+"""
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_dynamic_layouts_are_computed_or_refused(n, tmp_path):
+    (tmp_path / "dynamic.py").write_text(DYNAMIC)
+    run = subprocess.run([sys.executable, "dynamic.py", str(n)], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
 
 
 @pytest.mark.parametrize("swizzle", [(1, 0, 0), (4, 0, 3), (-1, 0, 3), (2, -1, 3), (3, 20, 12), (1.5, 0, 3)])
@@ -493,6 +657,43 @@ def test_what_is_no_swizzle_is_refused(swizzle):
     with pytest.raises(LayoutError, match="is not a swizzle"):
         checked.make_swizzle(*swizzle)
     assert checked.make_swizzle(3, 4, 3) == cute.make_swizzle(3, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("zipped_divide", ("12:1", "(2,2):(2,3)"), "zipped_divide: complement: (2,2):(2,3) does not tile"),
+        ("logical_divide", ("(6,2):(1,7)", "4:1"), "logical_divide: composition: no layout of shape "),
+        ("tiled_product", ("(2,2):(2,3)", "4:1"), "tiled_product: complement: (2,2):(2,3) does not tile"),
+        ("raked_product", ("4:2", "(3,2):(1,1)"), "raked_product: composition: no layout of shape "),
+        ("tile_to_shape", ("2:-1", 4, 0), "tile_to_shape: complement: (2):(-1) does not tile"),
+        ("complement", ("(2,2):(2,3)", 24), "complement: (2,2):(2,3) does not tile"),
+        ("predicate", ("12:1", "4:-1"), "predicate: complement: 4:-1 does not tile"),
+        ("recast_layout", (16, 8, "3:1"), "recast_layout: 3:1: 2 old elements"),
+    ],
+)
+def test_a_refusal_names_the_operation_and_the_step(name, args, message):
+    args = [parse_layout(arg) if isinstance(arg, str) else arg for arg in args]
+    with pytest.raises(LayoutError) as raised:
+        getattr(checked, name)(*args)
+    error = raised.value
+    assert str(error).startswith(message) and error.got != error.required
+    assert str(pickle.loads(pickle.dumps(error))).endswith(error.nearest)
+
+
+def test_a_tuple_of_tilers_has_its_witness_in_its_mode():
+    with pytest.raises(LayoutError) as raised:
+        checked.composition(parse_layout("(4,(6,2)):(1,(4,30))"), (2, parse_layout("(3,2):(2,3)")))
+    error = raised.value
+    assert (error.coordinate, error.got, error.required) == ((0, (2, 1)), 28, 30 + 4)
+    with pytest.raises(LayoutError, match="too many coordinates") as raised:
+        checked.composition(parse_layout("(4,(6,65536)):(1,(1,7))"), (2, parse_layout("(3,16777216):(2,3)")))
+    assert raised.value.coordinate is None
+
+
+def test_a_derivation_is_shown_as_text_in_a_notebook():
+    shown = checked.explain("composition", parse_layout("S<1,0,1> o 0 o 8:1"), 2)._repr_html_()
+    assert shown.startswith("<pre>") and "= S&lt;1,0,1&gt; o 0 o 2:1" in shown
 
 
 HUGE = "(8589934593,(4294967296,2147483647)):(7,(8589934593,3))"

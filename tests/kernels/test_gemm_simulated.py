@@ -1,0 +1,200 @@
+"""Every shipped GEMM, compiled, and run on the CPU with all the simulator's checks, on ragged sizes.
+
+Operands lie among NaNs that must not count, the output starts as NaN, and what lies beside it must stay as it
+is. On a GPU, the simulator is held against it.
+"""
+
+import functools
+
+import pytest
+import torch
+from activations import ACTIVATIONS
+
+from cutelab import simulator
+from cutelab.kernels import gemm
+from cutelab.kernels.dense_gemm.config import GemmConfig, shipped_configs
+from cutelab.kernels.dense_gemm.sm80 import GemmSm80
+from cutelab.kernels.runtime.arch import Arch
+from cutelab.kernels.runtime.compile import compile_kernel
+from cutelab.kernels.runtime.simulated import compile_simulated
+
+CONFIGS = [(config, "sm_80") for config in shipped_configs(Arch.named("sm_80"))]
+CONFIGS += [
+    (config, arch)
+    for arch in ("sm_86", "sm_90a")
+    for config in shipped_configs(Arch.named(arch))
+    if (config, "sm_80") not in CONFIGS
+]
+SIZES = [(1, 1, 1), (70, 40, 33), (130, 90, 100)]  # M, N, K, each rounded up to whole vectors
+ALPHA, BETA = 1.25, 0.5
+
+
+def whole_vectors(extent, align, itemsize):
+    vector = max(align // itemsize, 1)
+    return -(-extent // vector) * vector
+
+
+def matrix(rows, columns, major, align, dtype, values):
+    """(rows, columns) with unit stride along columns ("k") or rows, vectors aligned to `align` bytes and no
+    more, in a larger buffer of NaNs; the extent along the unit stride is a whole number of vectors."""
+    if major == "mn":
+        return matrix(columns, rows, "k", align, dtype, values).mT
+    vector = max(align // dtype.itemsize, 1)
+    buffer = torch.full((rows, columns + 2 * vector), torch.nan, dtype=dtype)
+    return buffer[:, vector : vector + columns].copy_(values(rows, columns))
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def small_integers(*shape):
+    """-2 … 2: their products and sums are exact in every precision."""
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).float()
+
+
+class Problem:
+    """A product of ragged sizes for a configuration: its operands, and room for the output among sevens."""
+
+    def __init__(self, config, size, values):
+        ab, out_dtype = getattr(torch, config.ab_dtype), getattr(torch, config.out_dtype)
+        m, n, k = size
+        if "k" in (config.a_major, config.b_major):
+            k = whole_vectors(k, max(config.a_align, config.b_align), ab.itemsize)
+        m = whole_vectors(m, config.a_align, ab.itemsize) if config.a_major == "mn" else m
+        n = whole_vectors(n, config.b_align, ab.itemsize) if config.b_major == "mn" else n
+        n = whole_vectors(n, max(config.out_align, config.c_align), out_dtype.itemsize)
+        self.config, self.size = config, (m, n, k)
+        self.a = matrix(m, k, config.a_major, config.a_align, ab, values)
+        self.b = matrix(n, k, config.b_major, config.b_align, ab, values)
+        self.c = matrix(m, n, "k", config.c_align, out_dtype, values) if config.c_align else None
+        self.bias = values(n if config.bias == "n" else m).to(out_dtype) if config.bias else None
+        self.room = torch.full((m + 2, n + 32), 7.0, dtype=out_dtype)
+
+    @property
+    def out(self):
+        return self.room[1:-1, 16:-16]
+
+    def to(self, device):
+        """The same, with the same strides and alignments, on another device."""
+        there = object.__new__(Problem)
+        there.config, there.size = self.config, self.size
+        for name in ("a", "b", "c", "bias", "room"):
+            setattr(there, name, moved(getattr(self, name), device))
+        return there
+
+    def run(self, function, stream=0):
+        """The result of a compiled kernel. What lies around it must stay as it was."""
+        self.out.fill_(torch.nan)
+        m, n, k = self.size
+        a_ld = self.a.stride(-2 if self.config.a_major == "k" else -1)
+        b_ld = self.b.stride(-2 if self.config.b_major == "k" else -1)
+        function(
+            *(0 if x is None else x.data_ptr() for x in (self.a, self.b, self.c, self.bias, self.out)),
+            *(m, n, k, 1, 1),
+            *(a_ld, 0, 0, b_ld, 0, 0),
+            *((0, 0, 0, 0) if self.c is None else (*self.c.stride(), 0, 0)),
+            *(self.out.stride(0), 0, 0),
+            *(ALPHA, BETA, stream),
+        )
+        result = self.out.clone()
+        self.out.fill_(7.0)
+        assert (self.room == 7.0).all()
+        return result
+
+    def simulated(self, arch):
+        with simulator.gpu(arch):
+            return self.run(compile_simulated(GemmSm80(self.config), Arch.named(arch)))
+
+    def exact_and_magnitude(self):
+        """The result in float64, and the same sum with all terms positive, before the activation."""
+        exact = ALPHA * (self.a.double() @ self.b.double().mT)
+        magnitude = ALPHA * (self.a.double().abs() @ self.b.double().abs().mT)
+        terms = [] if self.c is None else [BETA * self.c.double()]
+        if self.bias is not None:
+            terms.append(self.bias.double() if self.config.bias == "n" else self.bias.double()[:, None])
+        for term in terms:
+            exact, magnitude = exact + term, magnitude + term.abs()
+        return ACTIVATIONS[self.config.activation](exact), magnitude
+
+    def bound(self):
+        """One rounding of the result, one of each operand to tf32, accumulation in fp32; an activation has
+        slopes of at most 1.13."""
+        exact, magnitude = self.exact_and_magnitude()
+        finfo = torch.finfo(self.room.dtype)
+        operands = 2 * 2**-11 if self.config.ab_dtype == "float32" else 0.0
+        sums = 1.13 * (operands + (self.size[2] + 4) * 2**-23) * magnitude
+        return finfo.eps / 2 * exact.abs() + sums + finfo.tiny
+
+
+def moved(tensor, device):
+    """A view of a copy of the whole storage, so that strides, alignments and NaNs around it stay."""
+    if tensor is None:
+        return None
+    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(device)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def name(value):
+    if not isinstance(value, GemmConfig):
+        return str(value)
+    c = value
+    tile = "x".join(map(str, (*c.tile, c.stages)))
+    aligns = f"a{c.a_align}{c.a_major}-b{c.b_align}{c.b_major}-c{c.c_align}-out{c.out_align}"
+    return f"{c.ab_dtype}-{c.out_dtype}-{aligns}-{c.bias}-{c.activation}-{tile}"
+
+
+@pytest.mark.parametrize("config, arch", CONFIGS, ids=name)
+def test_every_shipped_configuration(config, arch):
+    for size in SIZES:
+        problem = Problem(config, size, normal)
+        exact, _ = problem.exact_and_magnitude()
+        assert ((problem.simulated(arch).double() - exact).abs() <= problem.bound()).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [config for config, _ in CONFIGS], ids=name)
+def test_the_simulator_computes_what_the_gpu_does(config):
+    """Bit for bit where sums are exact, and else within what the order of a sum may change."""
+    arch = Arch.of(torch.device("cuda", 0))
+    if config.smem_bytes > arch.smem_per_block:
+        pytest.skip("needs more shared memory than this GPU has")
+    function = compile_kernel(GemmSm80(config), arch)
+    stream = torch.cuda.current_stream().cuda_stream
+    for size, values in ((SIZES[1], normal), (SIZES[2], small_integers)):
+        problem = Problem(config, size, values)
+        ours = problem.simulated(arch.name)
+        theirs = problem.to("cuda").run(function, stream).cpu()
+        if values is small_integers and config.activation in (None, "relu"):
+            assert torch.equal(ours, theirs)
+        else:
+            assert ((ours.double() - theirs.double()).abs() <= 2 * problem.bound()).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_of_warps_changes_the_result(seed):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator).bfloat16() for shape in ((130, 200), (200, 72)))
+    bias = torch.randn(72, generator=generator).bfloat16()
+    with simulator.gpu("sm_80"):
+        in_step = gemm(a, b, bias=bias, activation="silu")
+    with simulator.gpu("sm_80", execute=functools.partial(simulator.execute, seed=seed)):
+        assert torch.equal(gemm(a, b, bias=bias, activation="silu"), in_step)
+
+
+def test_another_gpu_gets_another_kernel():
+    a, b = torch.randn(64, 64).half(), torch.randn(64, 64).half()
+    for arch in ("sm_80", "sm_90a", "sm_86"):
+        with simulator.gpu(arch):
+            torch.testing.assert_close(gemm(a, b).double(), a.double() @ b.double(), rtol=1e-2, atol=1e-2)
+
+
+def test_gradients():
+    a, b = torch.randn(3, 20, 40).half().requires_grad_(), torch.randn(40, 24).half().requires_grad_()
+    with simulator.gpu("sm_90a"):
+        gemm(a, b, activation="gelu").float().sum().backward()
+    got = a.grad.clone(), b.grad.clone()
+    a.grad = b.grad = None
+    torch.nn.functional.gelu(a.float() @ b.float()).sum().backward()
+    for ours, exact in zip(got, (a.grad, b.grad), strict=True):
+        torch.testing.assert_close(ours.float(), exact.float(), rtol=2e-2, atol=5e-2)
