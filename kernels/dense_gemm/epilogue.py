@@ -16,6 +16,7 @@ from cutelab.copies import copy_or_zero, tile_copy
 from cutelab.layouts import smem_tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+TRANSCENDENTAL = ("gelu", "gelu_tanh", "silu")
 
 UNROLL = 16  # rows of vectors in flight: enough to hide latency; narrow vectors have up to 128 rows
 
@@ -77,6 +78,11 @@ class Epilogue:
         return 0 if self.bias is None else self.tile[1 if self.bias == "n" else 0] * 4
 
     @property
+    def sliced(self) -> bool:
+        """Whether the arithmetic takes so many registers that it must be done in slices: see `store`."""
+        return self.activation in TRANSCENDENTAL
+
+    @property
     def tile_bytes(self) -> int:
         return self.tile[0] * self.tile[1] * self.dtype.width // 8
 
@@ -105,28 +111,33 @@ class Epilogue:
     ):
         """Combines the tile and writes it to `gD`. All of `smem` must be free, for every thread.
 
-        A thread works on one row of atoms after the other, or else the intermediate values of the whole tile
-        would not fit in its registers. The compiler merges such slices where it can; it can't if each begins
-        with a load from shared memory, of alpha, that stays behind the barrier which ended the one before.
+        A thread works on one row of atoms after the other. The compiler merges such slices where it can, and
+        for a transcendental activation the intermediate values of the whole tile would not fit in registers.
+        It can't merge them if each begins with a load from shared memory, of alpha, that stays behind the
+        barrier which ended the one before.
         """
         thread, _, _ = cute.arch.thread_idx()
         sD = cute.make_tensor(cute.recast_ptr(smem, dtype=self.dtype), self.layout)  # (BLK_M, BLK_N)
         sAlpha = cute.make_tensor(cute.recast_ptr(smem + self.tile_bytes, dtype=Float32), 1)
         bias_pointer = cute.recast_ptr(smem + (self.tile_bytes + 16), dtype=Float32)
         sBias = cute.make_tensor(bias_pointer, self.bias_layout)  # (BLK_M, BLK_N)
-        if thread == 0:
-            sAlpha[0] = alpha
+        if cutlass.const_expr(self.sliced):
+            if thread == 0:
+                sAlpha[0] = alpha
         if cutlass.const_expr(self.c_align):
             self.load_c(gC, sD, cD, extent, thread)
         if cutlass.const_expr(self.bias is not None):
             self.load_bias(bias, sBias, cD, extent, thread)
-        cute.arch.sync_threads()
+        if cutlass.const_expr(self.sliced or self.c_align or self.bias is not None):
+            cute.arch.sync_threads()
 
         tCsD = thr_mma.partition_C(sD)  # (MMA, MMA_M, MMA_N)
         tCsBias = thr_mma.partition_C(sBias)  # (MMA, MMA_M, MMA_N)
         for i in cutlass.range_constexpr(acc.shape[1]):
-            self.combine(acc[None, i, None], tCsD[None, i, None], tCsBias[None, i, None], sAlpha[0], beta)
-            cute.arch.sync_warp()
+            factor = sAlpha[0] if cutlass.const_expr(self.sliced) else alpha
+            self.combine(acc[None, i, None], tCsD[None, i, None], tCsBias[None, i, None], factor, beta)
+            if cutlass.const_expr(self.sliced):
+                cute.arch.sync_warp()
         cute.arch.sync_threads()
         self.store_d(sD, gD, cD, extent, thread)
 
