@@ -8,7 +8,7 @@ JOBS ?= 2
 
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
-ROOMS = layouts copies mmas kernels
+ROOMS = layouts copies mmas kernels simulator
 
 .PHONY: demo test lint format clean
 

@@ -121,9 +121,8 @@ class Epilogue:
         sAlpha = cute.make_tensor(cute.recast_ptr(smem + self.tile_bytes, dtype=Float32), 1)
         bias_pointer = cute.recast_ptr(smem + (self.tile_bytes + 16), dtype=Float32)
         sBias = cute.make_tensor(bias_pointer, self.bias_layout)  # (BLK_M, BLK_N)
-        if cutlass.const_expr(self.sliced):
-            if thread == 0:
-                sAlpha[0] = alpha
+        if thread == 0:
+            sAlpha[0] = alpha
         if cutlass.const_expr(self.c_align):
             self.load_c(gC, sD, cD, extent, thread)
         if cutlass.const_expr(self.bias is not None):

@@ -1,0 +1,196 @@
+"""Loads, stores and atomics of threads, and what becomes of values that nobody has written."""
+
+from typing import Any
+
+import numpy as np
+
+from cutelab.simulator import numbers
+from cutelab.simulator.errors import MemoryFault, UninitializedRead
+from cutelab.simulator.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
+from cutelab.simulator.operands import numpy_type
+from cutelab.simulator.state import State
+
+RANK_SHIFT = 24
+"""An address of shared::cluster has the CTA's rank + 1 from this bit on, or 0 for one's own."""
+OFFSET = (1 << RANK_SHIFT) - 1
+
+
+class Accesses(State):
+    # --- Addresses
+
+    def region(self, space: str, addresses: np.ndarray, s: Any) -> tuple[Any, np.ndarray]:
+        """The memory of some addresses, and the addresses in it."""
+        if space == "shared":
+            owner, addresses = self.owner(addresses)
+            return owner.shared, addresses
+        if space == "local":
+            return self.local, self.local_places(addresses, s)
+        if space == "param":
+            return self.parameters, addresses
+        if space == "global":
+            return self.memory, addresses
+        return self.generic(addresses, s)
+
+    def generic(self, addresses: np.ndarray, s: Any) -> tuple[Any, np.ndarray]:
+        for start, memory in ((LOCAL_WINDOW, "local"), (PARAM_WINDOW, "param"), (SHARED_WINDOW, "shared")):
+            inside = addresses >= start
+            if inside.all():
+                return self.region(memory, addresses - start, s)
+            if inside.any():
+                raise MemoryFault(
+                    "generic addresses of several memories in one instruction are not supported"
+                )
+        return self.memory, addresses
+
+    def local_places(self, addresses: np.ndarray, s: Any) -> np.ndarray:
+        """Each thread has its own local memory: they lie side by side here."""
+        size = self.program.local_bytes
+        if (addresses < 0).any() or (addresses >= size).any():
+            bad = int(np.flatnonzero((addresses < 0) | (addresses >= size))[0])
+            raise MemoryFault(
+                f"out of bounds: lane {bad} accesses byte {int(addresses[bad])} of local memory, which has "
+                f"{size}"
+            )
+        return addresses + self.ids(s) * size
+
+    def owner(self, addresses: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The CTA whose shared memory the addresses name, and the addresses in it: see `map_shared`."""
+        ranks = addresses >> RANK_SHIFT
+        rank = int(ranks[0]) if len(ranks) else 0
+        if (ranks != rank).any():
+            raise MemoryFault("shared memory of several CTAs in one instruction is not supported")
+        if not 0 <= rank <= len(self.peers):
+            raise MemoryFault(
+                f"out of bounds: {int(addresses[0]):#x} lies in no shared memory of the cluster"
+            )
+        return (self.peers[rank - 1] if rank else self), addresses & OFFSET
+
+    def map_shared(self, addresses: Any, rank: Any, generic: bool) -> Any:
+        """mapa: the same place in the shared memory of the CTA `rank` of the cluster."""
+        addresses = np.asarray(addresses)
+        window = np.uint64(SHARED_WINDOW if generic else 0)
+        low = addresses.astype(np.uint64) - window & np.uint64(OFFSET)
+        mapped = low | (np.asarray(rank).astype(np.uint64) + np.uint64(1)) << np.uint64(RANK_SHIFT)
+        return (mapped + window).astype(addresses.dtype)
+
+    def rank_of(self, addresses: Any) -> Any:
+        ranks = (np.asarray(addresses).astype(np.uint64) >> np.uint64(RANK_SHIFT) & np.uint64(31)).astype(
+            np.int64
+        )
+        return np.where(ranks == 0, self.rank, ranks - 1)
+
+    def lies_in(self, space: str, addresses: Any) -> Any:
+        """isspacep, for generic addresses."""
+        starts = (("shared", SHARED_WINDOW), ("param", PARAM_WINDOW), ("local", LOCAL_WINDOW))
+        number = sum((addresses >= np.uint64(start)).astype(np.int64) for _, start in starts)
+        names = ["global", *(name for name, _ in starts)]
+        return number == names.index(space) if space in names else number < 0
+
+    # --- Loads and stores
+
+    def load(
+        self, space: str, addresses: np.ndarray, dtype: type[np.generic], count: int, s: Any
+    ) -> np.ndarray:
+        """(threads, count) elements."""
+        region, addresses = self.region(space, addresses, s)
+        loaded = region.load(addresses, np.dtype(dtype), count)
+        self.unwritten = None
+        if space in ("shared", "generic"):
+            for peer in self.peers:
+                if region is peer.shared:
+                    self.count_banks("ld", loaded[0].nbytes, self.ids(s), addresses)
+                    self.unwritten = peer.shadow.on_read(self.agent[s], addresses, loaded[0].nbytes)
+        return loaded
+
+    def store(self, space: str, addresses: np.ndarray, values: np.ndarray, s: Any) -> None:
+        region, addresses = self.region(space, addresses, s)
+        region.store(addresses, values)
+        if space in ("shared", "generic"):
+            for peer in self.peers:
+                if region is peer.shared:
+                    self.count_banks("st", values[0].nbytes, self.ids(s), addresses)
+                    peer.shadow.on_write(self.agent[s], addresses, values[0].nbytes)
+
+    def atomic(
+        self, operation: str, kind: str, space: str, addresses: np.ndarray, s: Any, *values: np.ndarray
+    ) -> np.ndarray:
+        """Lane after lane; what was there before each."""
+        region, addresses = self.region(space, addresses, s)
+        dtype = np.dtype(numpy_type(kind)) if kind[-2:] != "x2" and kind != "bf16" and kind != "f16" else None
+        dtype = dtype or np.dtype(np.uint32 if kind.endswith("x2") else np.uint16)
+        self.synchronize(region, addresses, s)
+        for peer in self.peers:
+            if region is peer.shared:
+                if peer.shadow.on_read(self.agent[s], addresses, dtype.itemsize) is not None:
+                    raise UninitializedRead("an atomic operation on shared memory that nobody has written")
+                peer.shadow.on_write(self.agent[s], addresses, dtype.itemsize)
+        values = tuple(value.astype(dtype, copy=False) for value in values)
+        together = len(np.unique(addresses)) == len(addresses)
+        old = np.empty(len(addresses), dtype)
+        for part in [slice(None)] if together else [slice(n, n + 1) for n in range(len(addresses))]:
+            old[part] = region.load(addresses[part], dtype, 1)[:, 0]
+            new = combined(operation, kind, old[part], *(value[part] for value in values))
+            region.store(addresses[part], new.astype(dtype, copy=False)[:, None])
+        self.progress()
+        return old
+
+    def synchronize(self, region: Any, addresses: np.ndarray, s: Any) -> None:
+        for peer in self.peers:
+            if region is peer.shared:
+                peer.shadow.synchronize(self.agent[s], addresses)
+
+    def synchronize_at(self, space: str, addresses: np.ndarray, s: Any) -> None:
+        self.synchronize(*self.region(space, addresses, s), s)
+
+    # --- Values that nobody has written: they may be moved and computed with, but not used
+
+    def taint_with(self, register: tuple[str, int], which: np.ndarray, s: Any) -> None:
+        if which.any():
+            self.taint.setdefault(register, np.zeros(self.threads, bool))[s] = which
+
+    def taint_loaded(self, registers: tuple[tuple[str, int], ...], s: Any) -> None:
+        """The registers that the load just executed has filled."""
+        if self.unwritten is not None:
+            for register in registers:
+                self.taint_with(register, self.unwritten, s)
+
+    def touch(
+        self, uses: tuple[tuple[str, int], ...], defines: tuple[tuple[str, int], ...], sink: bool, s: Any
+    ) -> None:
+        """Passes taint on from what an instruction reads to what it writes; in a sink it is an error."""
+        tainted = [self.taint[register][s] for register in uses if register in self.taint]
+        which = np.logical_or.reduce(tainted) if tainted else None
+        if which is not None and which.any() and sink:
+            warp = int(self.warp[self.ids(s)[which]][0])
+            raise UninitializedRead(
+                f"warp {warp} uses a value read from shared memory that nobody has written"
+            )
+        for register in defines:
+            if which is not None and which.any():
+                self.taint_with(register, which, s)
+            elif register in self.taint:
+                self.taint[register][s] = False
+                if not self.taint[register].any():
+                    del self.taint[register]
+
+    def place(self, address: int) -> str:
+        return f"byte {address - SHARED_BASE} of {self.shared.name}"
+
+
+def combined(operation: str, kind: str, old: np.ndarray, value: np.ndarray, *new: np.ndarray) -> np.ndarray:
+    """What an atomic operation leaves in memory (PTX ISA, "atom")."""
+    if operation == "cas":
+        return np.where(old == value, new[0], old)
+    if operation == "exch":
+        return value
+    if operation == "inc":
+        return np.where(old >= value, 0, old + 1)
+    if operation == "dec":
+        return np.where((old == 0) | (old > value), value, old - 1)
+    if kind in ("f16x2", "bf16x2"):
+        return numbers.packed(kind, "+" if operation == "add" else operation, old, value)
+    if kind in ("f16", "bf16"):
+        return numbers.half(kind, "+" if operation == "add" else operation, old, value)
+    function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+                "or": np.bitwise_or, "xor": np.bitwise_xor}[operation]  # fmt: skip
+    return function(old, value)

@@ -1,0 +1,154 @@
+"""The engines of the async proxy: bulk tensor copies (TMA) and wgmma, each done at once when it is issued.
+
+That they are done later, as far as the program may know, is what `races.Order` keeps track of.
+"""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from cutelab.simulator import numbers
+from cutelab.simulator.errors import MemoryFault, SimulationError
+from cutelab.simulator.memory import GlobalMemory, Region
+from cutelab.simulator.tensormap import TensorMap
+
+SWIZZLE_MASKS = {0: 0, 32: 1, 64: 3, 128: 7}
+"""How many bits of the number of a 128-byte line are XORed into that of the 16 bytes, by swizzle width."""
+
+
+def swizzled(addresses: np.ndarray, width: int) -> np.ndarray:
+    return addresses ^ ((addresses >> 7 & SWIZZLE_MASKS[width]) << 4)
+
+
+def box_elements(tensor: TensorMap, start: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The global address of each element of the box from `start` on, mode 0 fastest, and which exist."""
+    if set(tensor.element_strides) != {1} or tensor.interleave:
+        raise SimulationError("bulk tensor copies that skip elements or interleave are not supported")
+    addresses = np.full(1, tensor.address, np.int64)
+    inside = np.ones(1, bool)
+    for first, extent, size, stride in zip(start, tensor.box, tensor.sizes, tensor.strides, strict=True):
+        index = first + np.arange(extent)
+        addresses = (addresses + index[:, None] * stride).ravel()
+        inside = (inside & ((index >= 0) & (index < size))[:, None]).ravel()
+    return addresses, inside
+
+
+def shared_bytes(tensor: TensorMap, destination: int, count: int) -> np.ndarray:
+    """The shared-memory address of each element of a box, in its order."""
+    return swizzled(destination + np.arange(count) * tensor.element_bytes, tensor.swizzle)
+
+
+def load_box(memory: GlobalMemory, tensor: TensorMap, start: tuple[int, ...]) -> np.ndarray:
+    """The elements of a box, as unsigned integers; zeros where it sticks out."""
+    addresses, inside = box_elements(tensor, start)
+    if tensor.nan_fill and not inside.all():
+        raise SimulationError("bulk tensor copies that fill with NaN are not supported")
+    values = np.zeros(addresses.shape, f"u{tensor.element_bytes}")
+    if inside.any():
+        values[inside] = memory.load(addresses[inside], values.dtype, 1)[:, 0]
+    return numbers.f32_to_tf32(values.view(np.float32)) if tensor.element_type.startswith("tf32") else values
+
+
+def put_box(shared: Region, tensor: TensorMap, destination: int, values: np.ndarray) -> np.ndarray:
+    """Lays a box out in shared memory; the addresses it covers, in 16 bytes each."""
+    if destination % 128:
+        raise MemoryFault(f"misaligned: a bulk tensor copy to {destination:#x}, which 128 has to divide")
+    addresses = shared_bytes(tensor, destination, values.size)
+    shared.store(addresses, values[:, None])
+    return swizzled(destination + np.arange(0, values.nbytes, 16), tensor.swizzle)
+
+
+def store_box(
+    memory: GlobalMemory,
+    shared: Region,
+    tensor: TensorMap,
+    source: int,
+    start: tuple[int, ...],
+    reduction: str,
+) -> np.ndarray:
+    """Writes a box of shared memory to global memory, or adds it; what sticks out is left out."""
+    addresses, inside = box_elements(tensor, start)
+    dtype = np.dtype(f"u{tensor.element_bytes}")
+    values = shared.load(shared_bytes(tensor, source, addresses.size), dtype, 1)[:, 0].reshape(
+        addresses.shape
+    )
+    if inside.any():
+        kept, where = values[inside], addresses[inside]
+        if reduction:
+            kept = reduced(reduction, tensor.element_type, memory.load(where, dtype, 1)[:, 0], kept)
+        memory.store(where, kept[:, None])
+    return swizzled(source + np.arange(0, values.nbytes, 16), tensor.swizzle)
+
+
+def reduced(operation: str, kind: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """What a bulk reduction of elements of type `kind` leaves in memory, in the words that it is given."""
+    old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
+    if kind in ("f16", "bf16"):
+        bits = numbers.half(
+            kind, "+" if operation == "add" else operation, *(x.view(np.uint16) for x in (old, new))
+        )
+        return np.ascontiguousarray(bits).view(old.dtype)
+    name = kind.removesuffix(".ftz").replace("b", "u").replace("tf32", "f32").replace("s", "i")
+    dtype = np.dtype(f"{name[0]}{int(name[1:]) // 8}")
+    function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+                "or": np.bitwise_or, "xor": np.bitwise_xor}.get(operation)  # fmt: skip
+    if function is None:
+        raise SimulationError(f"bulk reduction {operation} is not supported")
+    return function(old.view(dtype), new.view(dtype)).view(old.dtype)
+
+
+# --- wgmma
+
+
+def matrix_addresses(descriptor: int, rows: int, columns: int, transposed: bool, size: int) -> np.ndarray:
+    """The address of each element of a wgmma operand of (rows, columns of K), `size` bytes each.
+
+    descriptor: the 64-bit matrix descriptor; transposed: stored contiguous along rows (MN-major). The units
+    are core matrices of eight rows of 16 bytes (PTX ISA, "Asynchronous warpgroup level matrix shared memory
+    layout").
+    """
+    start = (descriptor & 0x3FFF) << 4
+    leading = (descriptor >> 16 & 0x3FFF) << 4
+    stride = (descriptor >> 32 & 0x3FFF) << 4
+    width = {0: 0, 1: 128, 2: 64, 3: 32}[descriptor >> 62 & 3]
+    row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    if not transposed:
+        byte = column * size
+        if width:
+            offset = row // 8 * stride + row % 8 * width + byte
+        else:
+            offset = row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
+    else:
+        byte = row * size
+        if width:
+            offset = byte // width * leading + byte % width + column // 8 * stride + column % 8 * width
+        else:
+            offset = byte // 16 * stride + byte % 16 + column // 8 * leading + column % 8 * 16
+    return swizzled(start + offset, width)
+
+
+def elements(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Operand elements as float32."""
+    if kind == "tf32":  # the tensor core ignores the 13 low bits
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    if kind in ("s8", "u8"):
+        return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
+    return numbers.unpacked(bits, kind)
+
+
+def wgmma_fragment(product_: np.ndarray) -> np.ndarray:
+    """An accumulator (64, N) as registers (N / 2, 128 threads) (PTX ISA, "wgmma .m64nNk…", matrix D)."""
+    columns = product_.shape[1]
+    split = product_.reshape(4, 2, 8, columns // 8, 4, 2)  # warp, half, row, column block, pair, element
+    return split.transpose(3, 1, 5, 0, 2, 4).reshape(columns // 2, 128)
+
+
+def multicast(mask: Any, own: int) -> list[int]:
+    """The ranks that a multicast writes to."""
+    return [own] if mask is None else [rank for rank in range(16) if int(mask) >> rank & 1]
+
+
+def grid_points(shape: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """All (x, y, z), x fastest."""
+    return [(x, y, z) for z, y, x in product(range(shape[2]), range(shape[1]), range(shape[0]))]

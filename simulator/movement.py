@@ -1,0 +1,226 @@
+"""Instructions that move data, and those that order such moves, as calls of methods of the CTA.
+
+Each method `op_<opcode>` takes an instruction and returns the statements that execute it.
+"""
+
+from typing import Any
+
+from cutelab.simulator import ptx
+from cutelab.simulator.operands import Operands, part
+from cutelab.simulator.ptx import Instruction, Register, Vector
+from cutelab.simulator.races import BULK_STORE
+
+SPACES = ("global", "shared", "param", "local", "const")
+ORDERING = ("volatile", "relaxed", "acquire", "release")
+REDUCTIONS = ("add", "min", "max", "and", "or", "xor", "inc", "dec")
+
+Statements = str | list[str]
+
+
+class Movement(Operands):
+    # --- Loads and stores
+
+    def space(self, i: Instruction) -> str:
+        found = part((m.split("::")[0] for m in i.modifiers), SPACES, "generic")
+        if found == "const":
+            raise self.unsupported()
+        return found
+
+    def op_ld(self, i: Instruction) -> Statements:
+        kind = i.modifiers[-1]
+        if kind not in ptx.BITS or kind == "b128":
+            raise self.unsupported()
+        target = i.operands[0]
+        targets = target.items if isinstance(target, Vector) else (target,)
+        space = self.space(i)
+        access = f"{self.address(i.operands[1])}, {self.dtype(kind)}, {len(targets)}"
+        lines = [*self.ordering(i, i.operands[1]), f"loaded = c.load({space!r}, {access}, s)"]
+        for n, each in enumerate(targets):
+            lines.append(self.write(each, kind, self.widened(f"loaded[:, {n}]", kind, each)))
+        if space in ("shared", "generic"):
+            filled = self.constant(tuple(self.registers_in(targets)))
+            lines.append(f"if c.unwritten is not None: c.taint_loaded({filled}, s)")
+        return lines
+
+    op_ldu = op_ld
+
+    def widened(self, value: str, kind: str, target: Any) -> str:
+        """A loaded value in a register that may be wider: signed types extend their sign."""
+        if not isinstance(target, Register) or ptx.BITS[target.type] == ptx.BITS[kind]:
+            return value
+        wide = kind[0].replace("f", "b") + str(max(ptx.BITS[target.type], 16))
+        return f"{value}.astype({self.dtype(wide)}).view({self.dtype('b' + wide[1:])})"
+
+    def op_st(self, i: Instruction) -> Statements:
+        if "async" in i.modifiers:
+            return self.store_async(i)
+        kind = i.modifiers[-1]
+        if kind not in ptx.BITS or kind == "b128":
+            raise self.unsupported()
+        address, values = self.address(i.operands[0]), self.stacked(i.operands[1], kind)
+        return [*self.ordering(i, i.operands[0]), f"c.store({self.space(i)!r}, {address}, {values}, s)"]
+
+    def ordering(self, i: Instruction, address: Any) -> list[str]:
+        """What accesses do that threads wait for each other with."""
+        space = self.space(i)
+        if space not in ("shared", "generic") or not part(i.modifiers, ORDERING):
+            return []
+        return [f"c.synchronize_at({space!r}, {self.address(address)}, s)"]
+
+    def stacked(self, operand: Any, kind: str) -> str:
+        """Values to be stored: (threads, elements)."""
+        values = operand.items if isinstance(operand, Vector) else (operand,)
+        parts = ", ".join(f"c.lanes({self.read(value, kind)}, s)" for value in values)
+        return f"np.stack([{parts}], 1).astype({self.dtype(kind)}, copy=False)"
+
+    def store_async(self, i: Instruction) -> Statements:
+        """st.async: a store into the cluster's shared memory whose bytes an mbarrier there counts."""
+        to, value, barrier = i.operands
+        values = self.stacked(value, i.modifiers[-1])
+        return f"c.store_async({self.address(to)}, {values}, {self.address(barrier)}, s)"
+
+    def atomic(self, i: Instruction) -> Statements:
+        """atom and red: lanes one after the other, in their order."""
+        operation = part(i.modifiers, (*REDUCTIONS, "exch", "cas"))
+        kind = i.modifiers[-1]
+        returns = i.opcode == "atom"
+        address, *values = i.operands[1:] if returns else i.operands
+        if not operation or any(isinstance(value, Vector) for value in values) or kind == "b128":
+            raise self.unsupported()
+        stored = {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}.get(kind, kind)
+        operands = ", ".join(f"c.lanes({self.read(value, stored)}, s)" for value in values)
+        call = f"c.atomic({operation!r}, {kind!r}, {self.space(i)!r}, {self.address(address)}, s, {operands})"
+        return self.write(i.operands[0], stored, call) if returns else call
+
+    op_atom = op_red = atomic
+
+    # --- cp.async
+
+    def op_cp(self, i: Instruction) -> Statements:
+        if "mbarrier" in i.modifiers:
+            return f"c.arrive_after_cp_async({self.address(i.operands[0])}, {'noinc' in i.modifiers}, s)"
+        if i.name.startswith(("cp.async.ca", "cp.async.cg")):
+            return self.copy_async(i)
+        if "bulk" in i.modifiers:
+            return self.bulk_groups(i) or (self.bulk_tensor(i) if "tensor" in i.modifiers else self.bulk(i))
+        if i.name == "cp.async.commit_group":
+            return "c.cp_async_commit(s)"
+        if i.name in ("cp.async.wait_group", "cp.async.wait_all"):
+            return f"c.cp_async_wait({i.operands[0].value if i.operands else 0}, s)"
+        raise self.unsupported()
+
+    def copy_async(self, i: Instruction) -> Statements:
+        to, source, size, *rest = i.operands
+        rest = rest[:-1] if any("cache_hint" in m for m in i.modifiers) else rest
+        present = "None"
+        if rest and isinstance(rest[0], Register) and rest[0].type == "pred":  # ignore-src
+            present = f"np.where({self.read(rest[0], 'pred')}, 0, {size.value})"
+        elif rest:
+            present = self.read(rest[0], "u32")
+        return f"c.cp_async({self.address(to)}, {self.address(source)}, {size.value}, {present}, s)"
+
+    # --- Bulk copies: the async proxy
+
+    def bulk_groups(self, i: Instruction) -> Statements:
+        if "commit_group" in i.modifiers:
+            return f"c.commit({BULK_STORE}, s)"
+        if "wait_group" in i.modifiers:
+            return f"c.wait({BULK_STORE}, {i.operands[0].value}, s)"
+        return "pass" if "prefetch" in i.modifiers else ""
+
+    def bulk_tensor(self, i: Instruction) -> Statements:
+        """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor."""
+        if any(m.startswith(("im2col", "tile::gather", "tile::scatter")) for m in i.modifiers):
+            raise self.unsupported()
+        loads = "mbarrier::complete_tx::bytes" in i.modifiers
+        tensor = i.operands[1 if loads else 0]
+        start = ", ".join(self.read(each, "s32") for each in tensor.coordinates.items)
+        if loads:
+            to, barrier = self.address(i.operands[0]), self.address(i.operands[2])
+            return f"c.bulk_load({to}, {self.address(tensor)}, [{start}], {barrier}, {self.mask(i)}, s)"
+        source, how = self.address(i.operands[1]), part(i.modifiers, REDUCTIONS)
+        return f"c.bulk_store({self.address(tensor)}, [{start}], {source}, {how!r}, s)"
+
+    def mask(self, i: Instruction) -> str:
+        """To which CTAs of the cluster a load is multicast."""
+        if "multicast::cluster" not in i.modifiers:
+            return "None"
+        return self.read(i.operands[4 if "tensor" not in i.modifiers else 3], "u16")
+
+    def bulk(self, i: Instruction) -> Statements:
+        """cp.async.bulk and cp.reduce.async.bulk, of neighbouring bytes."""
+        places = [m for m in i.modifiers if m.split("::")[0] in ("shared", "global")]
+        to, source = self.address(i.operands[0]), self.address(i.operands[1])
+        size = self.read(i.operands[2], "u32")
+        how, kind = part(i.modifiers, REDUCTIONS), i.modifiers[-1]
+        if places[0] == "global":
+            return f"c.bulk_copy_out({to}, {source}, {size}, {how!r}, {kind!r}, s)"
+        if how:
+            raise self.unsupported()
+        from_global, barrier = places[1] == "global", self.address(i.operands[3])
+        return f"c.bulk_copy_in({to}, {source}, {size}, {barrier}, {from_global}, {self.mask(i)}, s)"
+
+    # --- mbarriers
+
+    def op_mbarrier(self, i: Instruction) -> Statements:
+        what = i.modifiers[0]
+        if what in ("init", "expect_tx", "complete_tx"):
+            method = {"init": "init", "expect_tx": "expect", "complete_tx": "complete"}[what]
+            operands = f"{self.address(i.operands[0])}, {self.read(i.operands[1], 'u32')}"
+            return f"c.mbarrier_{method}({operands}, s)"
+        if what == "inval":
+            return f"c.mbarrier_inval({self.address(i.operands[0])}, s)"
+        if what in ("arrive", "arrive_drop"):
+            return self.mbarrier_arrive(i)
+        if what == "pending_count":
+            return self.write(
+                i.operands[0], "b32", f"c.mbarrier_pending_count({self.read(i.operands[1], 'b64')})"
+            )
+        raise self.unsupported()
+
+    def mbarrier_arrive(self, i: Instruction) -> Statements:
+        """Its result, the state before, has the parity of the phase in bit 0 and what is pending above."""
+        with_state = not isinstance(i.operands[0], ptx.Address)
+        address, *value = i.operands[1:] if with_state else i.operands
+        number = self.read(value[0], "u32") if value else "1"
+        count, expected = ("1", number) if "expect_tx" in i.modifiers else (number, "None")
+        lines = []
+        if with_state and isinstance(i.operands[0], Register):
+            lines.append(self.write(i.operands[0], "b64", f"c.mbarrier_state({self.address(address)}, s)"))
+        drop = i.modifiers[0] == "arrive_drop"
+        arguments = f"{self.address(address)}, {count}, {expected}, s" + (", True" if drop else "")
+        return [*lines, f"c.mbarrier_arrive({arguments})"]
+
+    # --- Order and addresses
+
+    def op_fence(self, i: Instruction) -> Statements:
+        return "c.fence_async_proxy(s)" if i.name.startswith("fence.proxy.async") else "pass"
+
+    def op_mapa(self, i: Instruction) -> Statements:
+        kind = i.modifiers[-1]
+        address, rank = self.read(i.operands[1], kind), self.read(i.operands[2], "u32")
+        generic = "shared::cluster" not in i.modifiers
+        return self.write(i.operands[0], kind, f"c.map_shared({address}, {rank}, {generic})")
+
+    def op_getctarank(self, i: Instruction) -> Statements:
+        address = self.read(i.operands[1], i.modifiers[-1])
+        return self.write(i.operands[0], "u32", f"c.rank_of({address})")
+
+    def op_isspacep(self, i: Instruction) -> Statements:
+        target, address = i.operands
+        space = i.modifiers[0].split("::")[0]
+        if space not in SPACES:
+            raise self.unsupported()
+        return self.write(target, "pred", f"c.lies_in({space!r}, {self.read(address, 'b64')})")
+
+    def nothing(self, i: Instruction) -> Statements:
+        return "pass"
+
+    op_membar = op_prefetch = op_prefetchu = op_griddepcontrol = op_setmaxnreg = op_nanosleep = nothing
+    op_discard = op_applypriority = nothing
+
+    def op_createpolicy(self, i: Instruction) -> Statements:
+        return self.write(i.operands[0], "b64", "np.uint64(0)")
+
+    def op_trap(self, i: Instruction) -> Statements:
+        return "c.trap(s)"
