@@ -109,7 +109,11 @@ def _torch_storages() -> Iterator[Allocation]:
             continue
         if thing.device.type == "cpu" and thing.layout is torch.strided:
             storage = thing.untyped_storage()
-            yield Allocation(storage.data_ptr(), storage.nbytes(), f"{thing.dtype} {tuple(thing.shape)}")
+            try:
+                address = storage.data_ptr()
+            except RuntimeError:  # a fake tensor, as torch.compile makes them: it has no memory
+                continue
+            yield Allocation(address, storage.nbytes(), f"{thing.dtype} {tuple(thing.shape)}")
 
 
 def _without_overlap(found: list[Allocation]) -> tuple[Allocation, ...]:

@@ -9,6 +9,7 @@ import functools
 import pytest
 import torch
 from activations import ACTIVATIONS
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cutelab import simulator
 from cutelab.kernels import gemm
@@ -187,6 +188,15 @@ def test_another_gpu_gets_another_kernel():
     for arch in ("sm_80", "sm_90a", "sm_86"):
         with simulator.gpu(arch):
             torch.testing.assert_close(gemm(a, b).double(), a.double() @ b.double(), rtol=1e-2, atol=1e-2)
+
+
+def test_fake_tensors_in_the_process_do_not_matter():
+    with FakeTensorMode():
+        fake = torch.empty(8, 8)
+    a, b = torch.ones(16, 16).half(), torch.ones(16, 16).half()
+    with simulator.gpu("sm_80"):
+        assert (gemm(a, b) == 16).all()
+    assert fake.shape == (8, 8)
 
 
 def test_gradients():
