@@ -121,9 +121,13 @@ class Probe:
 
 
 def compiled(probe: Probe, arch: str | None = None):
-    options = "--enable-tvm-ffi --keep-ptx" + (f" --gpu-arch {arch}" if arch else "")
+    """The compiled launch; its PTX, as `__ptx__`, passes through a directory of its own."""
     pointer = nullptr(Int32, cute.AddressSpace.gmem, assumed_align=16)
-    return cute.compile(probe.launch, pointer, pointer, Int32(1), make_fake_stream(), options=options)
+    with tempfile.TemporaryDirectory() as directory:
+        options = f"--enable-tvm-ffi --keep-ptx --dump-dir={directory}" + (
+            f" --gpu-arch {arch}" if arch else ""
+        )
+        return cute.compile(probe.launch, pointer, pointer, Int32(1), make_fake_stream(), options=options)
 
 
 # --- The patterns

@@ -8,6 +8,7 @@ from cutelab.simulator import numbers
 from cutelab.simulator.errors import MemoryFault, UninitializedRead
 from cutelab.simulator.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from cutelab.simulator.operands import numpy_type
+from cutelab.simulator.races import Shadow
 from cutelab.simulator.state import State
 
 RANK_SHIFT = 24
@@ -118,12 +119,9 @@ class Accesses(State):
         region, addresses = self.region(space, addresses, s)
         dtype = np.dtype(numpy_type(kind)) if kind[-2:] != "x2" and kind != "bf16" and kind != "f16" else None
         dtype = dtype or np.dtype(np.uint32 if kind.endswith("x2") else np.uint16)
-        self.synchronize(region, addresses, s)
         for peer in self.peers:
             if region is peer.shared:
-                if peer.shadow.on_read(self.agent[s], addresses, dtype.itemsize) is not None:
-                    raise UninitializedRead("an atomic operation on shared memory that nobody has written")
-                peer.shadow.on_write(self.agent[s], addresses, dtype.itemsize)
+                self.order_atomic(peer.shadow, addresses, dtype.itemsize, s)
         values = tuple(value.astype(dtype, copy=False) for value in values)
         together = len(np.unique(addresses)) == len(addresses)
         old = np.empty(len(addresses), dtype)
@@ -134,13 +132,49 @@ class Accesses(State):
         self.progress()
         return old
 
-    def synchronize(self, region: Any, addresses: np.ndarray, s: Any) -> None:
+    def order_atomic(self, shadow: Shadow, addresses: np.ndarray, size: int, s: Any) -> None:
+        warp = self.agent[s]
+
+        def access(lanes: np.ndarray) -> None:
+            if shadow.on_read(warp[lanes], addresses[lanes], size) is not None:
+                raise UninitializedRead("an atomic operation on shared memory that nobody has written")
+            shadow.on_write(warp[lanes], addresses[lanes], size)
+
+        shadow.one_by_one(warp, addresses, access)
+
+    def load_ordered(
+        self, space: str, addresses: np.ndarray, dtype: type[np.generic], count: int, s: Any
+    ) -> np.ndarray:
+        """`load`, by which threads may wait for each other."""
+        region, addresses = self.region(space, addresses, s)
+        loaded = region.load(addresses, np.dtype(dtype), count)
+        warp, self.unwritten = self.agent[s], None
+        unwritten = np.zeros(len(addresses), bool)
         for peer in self.peers:
             if region is peer.shared:
-                peer.shadow.synchronize(self.agent[s], addresses)
+                shadow, size = peer.shadow, loaded[0].nbytes
 
-    def synchronize_at(self, space: str, addresses: np.ndarray, s: Any) -> None:
-        self.synchronize(*self.region(space, addresses, s), s)
+                def access(lanes: np.ndarray, shadow: Shadow = shadow, size: int = size) -> None:
+                    found = shadow.on_read(warp[lanes], addresses[lanes], size)
+                    unwritten[lanes] = False if found is None else found
+
+                shadow.one_by_one(warp, addresses, access)
+        self.unwritten = unwritten if unwritten.any() else None
+        return loaded
+
+    def store_ordered(self, space: str, addresses: np.ndarray, values: np.ndarray, s: Any) -> None:
+        """`store`, by which threads may let others go on."""
+        region, addresses = self.region(space, addresses, s)
+        region.store(addresses, values)
+        warp, size = self.agent[s], values[0].nbytes
+        for peer in self.peers:
+            if region is peer.shared:
+                shadow = peer.shadow
+                shadow.one_by_one(
+                    *(warp, addresses),
+                    lambda lanes, shadow=shadow: shadow.on_write(warp[lanes], addresses[lanes], size),
+                )
+        self.progress()
 
     # --- Values that nobody has written: they may be moved and computed with, but not used
 

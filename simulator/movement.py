@@ -34,7 +34,7 @@ class Movement(Operands):
         targets = target.items if isinstance(target, Vector) else (target,)
         space = self.space(i)
         access = f"{self.address(i.operands[1])}, {self.dtype(kind)}, {len(targets)}"
-        lines = [*self.ordering(i, i.operands[1]), f"loaded = c.load({space!r}, {access}, s)"]
+        lines = [f"loaded = c.load{self.ordered(i)}({space!r}, {access}, s)"]
         for n, each in enumerate(targets):
             lines.append(self.write(each, kind, self.widened(f"loaded[:, {n}]", kind, each)))
         if space in ("shared", "generic"):
@@ -58,14 +58,12 @@ class Movement(Operands):
         if kind not in ptx.BITS or kind == "b128":
             raise self.unsupported()
         address, values = self.address(i.operands[0]), self.stacked(i.operands[1], kind)
-        return [*self.ordering(i, i.operands[0]), f"c.store({self.space(i)!r}, {address}, {values}, s)"]
+        return f"c.store{self.ordered(i)}({self.space(i)!r}, {address}, {values}, s)"
 
-    def ordering(self, i: Instruction, address: Any) -> list[str]:
-        """What accesses do that threads wait for each other with."""
-        space = self.space(i)
-        if space not in ("shared", "generic") or not part(i.modifiers, ORDERING):
-            return []
-        return [f"c.synchronize_at({space!r}, {self.address(address)}, s)"]
+    def ordered(self, i: Instruction) -> str:
+        """What the methods for accesses are called that threads wait for each other with."""
+        shared = self.space(i) in ("shared", "generic")
+        return "_ordered" if shared and part(i.modifiers, ORDERING) else ""
 
     def stacked(self, operand: Any, kind: str) -> str:
         """Values to be stored: (threads, elements)."""

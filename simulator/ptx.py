@@ -152,7 +152,7 @@ class _Parser:
             if match := _LOC.match(line):
                 source = (files.get(int(match[1]), "?"), int(match[2]))
                 continue
-            if line.lstrip().startswith((".file", ".loc")):
+            if line.split()[:1] in ([".file"], [".loc"]):
                 continue
             if source:
                 self.sources[number] = source

@@ -13,6 +13,7 @@ a, to be visible to the async proxy (PTX ISA, "Async proxy").
 Lanes of one warp count as one agent: what they exchange without bar.warp.sync is not looked at.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -191,20 +192,22 @@ class Shadow:
         self.writer[cells] = agent
         self.written[cells] = order.seen[agent, agent]
 
-    def synchronize(self, warp: np.ndarray, addresses: np.ndarray) -> None:
+    def one_by_one(
+        self, warp: np.ndarray, addresses: np.ndarray, access: Callable[[np.ndarray], None]
+    ) -> None:
         """Accesses that order what comes before them in one thread and behind them in another.
 
         Taken for such: atomics, and volatile, relaxed, acquire and release accesses, whatever their fences.
+        access: records the access of some lanes, given by a mask.
         """
-        for agent, address in set(zip(warp.tolist(), addresses.tolist(), strict=True)):
-            clock = self.handed_on.get(address)
-            if clock is not None:
-                self.order.acquire(agent, clock)
-            self.handed_on[address] = self.order.publish(agent).merged(clock)
-
-    def forget(self, addresses: np.ndarray, size: int) -> None:
-        """What has just been written there is as good as nothing."""
-        self.writer[self.cells(addresses, size)] = NOBODY
+        for agent in np.unique(warp).tolist():
+            lanes = warp == agent
+            places = set(addresses[lanes].tolist())
+            for place in places & self.handed_on.keys():
+                self.order.acquire(agent, self.handed_on[place])
+            access(lanes)
+            clock = self.order.publish(agent)
+            self.handed_on.update((place, clock.merged(self.handed_on.get(place))) for place in places)
 
     def report(
         self,

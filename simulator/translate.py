@@ -4,6 +4,10 @@ A segment is a run that is entered at its top and left at its bottom. `run(cta, 
 threads `s` of a CTA, a slice or an array of their numbers: each instruction is one NumPy expression over
 rows of the register file, `r[7, s]` for the 32-bit register 7. What is more than an expression is a method
 of the CTA (`cutelab.simulator.cta`). The generated source is kept: `Program.source`.
+
+For the four warps of a CTA in step, on one core and with all checks, integer arithmetic costs 1 µs an
+instruction, fma 3, a shared-memory access 35 to 55, and ldmatrix and mma 65: 20 on average in a GEMM, whose
+CTA takes 10 ms for a tile of 64 × 64 × 64.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Single instructions, on values that include the corners, against NumPy and Python integers."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from run_ptx import kernel, run
@@ -201,3 +203,80 @@ def test_ldmatrix_and_mma_need_whole_warps():
               @%p1 ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];"""
     with pytest.raises(SimulationError, match="without lanes"):
         run(kernel(body, shared=512), np.zeros(1, np.uint32), np.zeros(1, np.uint32))
+
+
+def bits(x):
+    return [format(int(each), "032b") for each in x]
+
+
+FIELDS = {
+    "popc.b32 %r0, %r1;": lambda a, b: [each.count("1") for each in bits(a)],
+    "clz.b32 %r0, %r1;": lambda a, b: [len(each) - len(each.lstrip("0")) for each in bits(a)],
+    "brev.b32 %r0, %r1;": lambda a, b: [int(each[::-1], 2) for each in bits(a)],
+    "bfind.u32 %r0, %r1;": lambda a, b: [(int(x).bit_length() - 1) & 0xFFFFFFFF for x in a],
+    "lop3.b32 %r0, %r1, %r2, 0xff00ff, 0x6a;": lambda a, b: (a & b) ^ np.uint32(0xFF00FF),
+    "shf.l.wrap.b32 %r0, %r1, %r2, 8;": lambda a, b: wrap(b << np.uint32(8)) | a >> np.uint32(24),
+    "shf.r.clamp.b32 %r0, %r1, %r2, 40;": lambda a, b: b,
+    "bfe.u32 %r0, %r1, 4, 8;": lambda a, b: a >> np.uint32(4) & np.uint32(255),
+    "bfe.s32 %r0, %r1, 28, 8;": lambda a, b: wrap(signed(a) >> 28),
+    "bfi.b32 %r0, %r1, %r2, 8, 4;": lambda a, b: b & ~np.uint32(0xF00) | (a & np.uint32(15)) << np.uint32(8),
+    "prmt.b32 %r0, %r1, %r2, 0x5410;": lambda a, b: a & np.uint32(0xFFFF) | b << np.uint32(16),
+    "prmt.b32.b4e %r0, %r1, %r2, 0;": lambda a, b: wrap(
+        a & np.uint32(255) | (b & np.uint32(0xFF000000)) >> np.uint32(16) | b & np.uint32(0xFF0000)
+        | (b & np.uint32(0xFF00)) << np.uint32(16)),
+    "sub.sat.s32 %r0, %r1, %r2;": lambda a, b: wrap(np.clip(signed(a) - signed(b), -(2**31), 2**31 - 1)),
+    "cvt.pack.sat.s8.s32.b32 %r0, %r1, %r2, 0;": lambda a, b: wrap(
+        (np.clip(signed(a), -128, 127) & 255) << 8 | np.clip(signed(b), -128, 127) & 255),
+    "mad.hi.u32 %r0, %r1, %r2, 1;": lambda a, b: wrap((a.astype(np.uint64) * b >> np.uint64(32)) + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("instruction", FIELDS)
+def test_bits_and_fields(instruction):
+    a, b = pairs(INT32)
+    np.testing.assert_array_equal(apply(instruction, a, b), FIELDS[instruction](a, b))
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
+def test_conversions_to_and_from_eight_bits(kind):
+    torch = pytest.importorskip("torch")
+    dtype, largest = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}[kind]
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(256) * 10.0 ** rng.uniform(-5, 5, 256)).astype(np.float32)
+    pack = f"cvt.rn.satfinite.{kind}x2.f32 %rs1, %r1, %r2; cvt.u32.u16 %r0, %rs1;"
+    got = apply(pack, values.view(np.uint32), values[::-1].copy().view(np.uint32))
+    clipped = torch.tensor(np.clip(values, -largest, largest))
+    expected = clipped.to(dtype).view(torch.uint8).numpy().astype(np.uint32)
+    np.testing.assert_array_equal(got, expected << 8 | expected[::-1])
+    unpack = f"cvt.u16.u32 %rs1, %r1; cvt.rn.f16x2.{kind}x2 %r0, %rs1;"
+    halves = apply(unpack, got, got).view(np.float16).reshape(-1, 2)
+    np.testing.assert_array_equal(
+        halves[:, 1], torch.tensor(expected.astype(np.uint8)).view(dtype).half().numpy()
+    )
+
+
+def test_roundings_of_conversions():
+    values = np.array([1.5, -1.5, 2.5, -0.5, 1e10, -1e10, np.nan, 0.999] * 4, np.float32)
+    for mode, function in (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)):
+        expected = np.clip(np.nan_to_num(function(values.astype(np.float64))), -(2**31), 2**31 - 1)
+        got = apply(f"cvt.{mode}.s32.f32 %r0, %r1;", values.view(np.uint32), INT32[:1].repeat(32), np.int32)
+        np.testing.assert_array_equal(got, expected)
+    got = apply("cvt.sat.u8.s32 %r0, %r1;", INT32.repeat(2), INT32.repeat(2))
+    np.testing.assert_array_equal(got, np.clip(signed(INT32.repeat(2)), 0, 255))
+    third = "mov.f64 %rd6, 0d3FE5555555555555; cvt.{}.f32.f64 %r0, %rd6;"
+    below, above = (apply(third.format(mode), *[INT32.repeat(2)] * 2, np.float32)[0] for mode in ("rz", "rp"))
+    assert float(below) < 2 / 3 < float(above) == np.nextafter(below, np.float32(1))
+    ties = np.array([1 + 2**-11, 1 + 3 * 2**-11] * 16, np.float32)
+    got = apply("cvt.rn.tf32.f32 %r0, %r1;", ties.view(np.uint32), INT32[:1].repeat(32), np.float32)
+    np.testing.assert_array_equal(got[:2], [1, 1 + 2**-9])
+
+
+def test_fma_in_double_precision_rounds_once():
+    a = np.array([1 + 2.0**-52, 1e300, 0.1], np.float64).repeat(16)[:32]
+    out = np.zeros(32, np.float64)
+    body = """add.s64 %rd10, %rd1, %rd8; ld.global.b64 %rd11, [%rd10];
+              mov.f64 %rd12, 0dBFF0000000000000; fma.rn.f64 %rd13, %rd11, %rd11, %rd12;
+              add.s64 %rd10, %rd0, %rd8; st.global.b64 [%rd10], %rd13;"""
+    run(kernel(body), out.view(np.uint64), a.view(np.uint64))
+    exact = [float(Fraction(x) ** 2 - 1) if x < 1e200 else np.inf for x in a.tolist()]
+    np.testing.assert_array_equal(out, exact)
