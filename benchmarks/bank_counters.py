@@ -10,17 +10,15 @@ prints a table by instruction. Needs a GPU.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
+import ncu
 import numpy as np
 import torch
 from cutlass import Int32
@@ -28,7 +26,7 @@ from cutlass.cute.arch import inline_ptx
 from cutlass.cute.runtime import make_fake_stream, nullptr
 
 import protocol
-from cutelab.layouts import Access, BankReport, line_swizzle
+from cutelab.layouts import Access, BankReport, as_numpy, line_swizzle
 
 LANES = 32
 SHARED_BYTES = 16384
@@ -161,8 +159,9 @@ def addresses_of(access: Access, rng: np.random.Generator, random: int) -> Itera
         yield f"stride {stride}", vectors(lane * stride)
     for row_bytes, granule in ((32, 16), (64, 16), (128, 16), (64, 32), (128, 32)):
         swizzle = line_swizzle(row_bytes, 8, granule)
-        column = rng.integers(row_bytes // access.bytes) * access.bytes
-        offsets = swizzled(swizzle, lane * row_bytes + column)
+        column = int(rng.integers(row_bytes // access.bytes)) * access.bytes
+        rows = cute.make_layout(LANES, stride=row_bytes)
+        offsets = as_numpy(cute.make_composed_layout(swizzle, column, rows))
         yield f"a column of rows of {row_bytes} bytes under {swizzle}", offsets
     for distance in (1, 2, 4, 16):
         yield f"lanes i and i ^ {distance} the same", vectors(rng.integers(0, 64, LANES)[lane & ~distance])
@@ -174,11 +173,6 @@ def addresses_of(access: Access, rng: np.random.Generator, random: int) -> Itera
         active = rng.random(LANES) < rng.choice([0.3, 0.7, 1.0, 1.0])
         active[rng.integers(LANES)] = True
         yield f"random among {span}", vectors(rng.integers(0, span, LANES), active)
-
-
-def swizzled(swizzle: cute.Swizzle, offsets: np.ndarray) -> np.ndarray:
-    bits = ((1 << swizzle.num_bits) - 1) << swizzle.num_base
-    return offsets ^ (offsets >> swizzle.num_shift & bits)
 
 
 # --- Counting
@@ -202,14 +196,8 @@ def count(selected: list[Pattern], command: list[str]) -> list[dict[str, int]]:
 
     command: runs `issue(selected)` in a process of its own.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        report = f"{directory}/report"
-        options = ["--clock-control", "none", "--cache-control", "none", "-k", "regex:kernel_cutlass"]
-        metrics = ["--metrics", ",".join(COUNTERS.values()), "-o", report]
-        subprocess.run(["ncu", *options, *metrics, *command], check=True, stdout=subprocess.DEVNULL)
-        listing = ["ncu", "-i", f"{report}.ncu-rep", "--page", "raw", "--csv"]
-        text = subprocess.run(listing, check=True, capture_output=True, text=True).stdout
-    header, _, *rows = csv.reader(text.splitlines())
+    collect = ["--cache-control", "none", "--metrics", ",".join(COUNTERS.values())]
+    header, _, *rows = csv.reader(ncu.listing(command, collect, ["raw"]))
     counts = [
         {name: int(float(row[header.index(counter)].replace(",", ""))) for name, counter in COUNTERS.items()}
         for row in rows
@@ -282,13 +270,9 @@ def cycles(cache: str, addresses: np.ndarray, warps: int = 4, repeats: int = 409
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol.parser(__doc__)
     parser.add_argument("--issue", action="store_true", help="only launch the kernels, to be profiled")
     parser.add_argument("--time", action="store_true", help="time cp.async instead of counting")
-    parser.add_argument("--output", type=Path, default=protocol.RESULTS, metavar="DIR")
-    parser.add_argument("--commit", help="what to record where git is absent; else $CUTELAB_COMMIT")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/bank_counters.py profiles kernels on an NVIDIA GPU, and torch sees none")

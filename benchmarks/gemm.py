@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -95,9 +94,7 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol.parser(__doc__)
     parser.add_argument(
         "--shapes", nargs="+", type=parse_shape, metavar="M,N,K", help="default: a standard list"
     )
@@ -106,8 +103,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", action="store_true", help="host cost of a call instead of throughput")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.1, metavar="SECONDS", help="before each measurement")
-    parser.add_argument("--output", type=Path, default=protocol.RESULTS, metavar="DIR")
-    parser.add_argument("--commit", help="what to record where git is absent; else $CUTELAB_COMMIT")
     return parser.parse_args()
 
 

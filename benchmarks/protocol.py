@@ -9,6 +9,7 @@ A result is one JSON object a line, appended to `<op>.jsonl`, newest last.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -93,6 +94,16 @@ def capture(call: Call, repeats: int) -> torch.cuda.CUDAGraph:
         for _ in range(repeats):
             call()
     return graph
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of command lines with what every benchmark takes: where to write, and for which commit."""
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    result.add_argument("--commit", help="what to record where git is absent; else $CUTELAB_COMMIT")
+    return result
 
 
 def environment(commit: str | None) -> dict[str, str]:

@@ -9,16 +9,13 @@ demands has bank conflicts. Appends a record for each way of storing the operand
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
-import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 
+import ncu
 import torch
 from gemm import DTYPES, KERNEL, LAYOUTS, operands
 
@@ -40,13 +37,8 @@ def run_problems() -> None:
 
 def profile() -> list[str]:
     """The lines of ncu's listing: each instruction of each launch with its counters, as CSV."""
-    with tempfile.TemporaryDirectory() as directory:
-        report = f"{directory}/report"
-        options = ["--clock-control", "none", "-k", "regex:kernel_cutlass", "--section", "SourceCounters"]
-        command = [sys.executable, __file__, "--run-problems"]
-        subprocess.run(["ncu", *options, "-o", report, *command], check=True, stdout=subprocess.DEVNULL)
-        listing = ["ncu", "-i", f"{report}.ncu-rep", "--page", "source", "--csv", "--print-source", "sass"]
-        return subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
+    command = [sys.executable, __file__, "--run-problems"]
+    return ncu.listing(command, ["--section", "SourceCounters"], ["source", "--print-source", "sass"])
 
 
 def wavefronts(listing: Iterable[str]) -> list[dict[str, dict[str, int]]]:
@@ -106,12 +98,8 @@ def table(results: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = protocol.parser(__doc__)
     parser.add_argument("--run-problems", action="store_true", help="only launch the kernels, to be profiled")
-    parser.add_argument("--output", type=Path, default=protocol.RESULTS, metavar="DIR")
-    parser.add_argument("--commit", help="what to record where git is absent; else $CUTELAB_COMMIT")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/shared_memory.py profiles kernels on an NVIDIA GPU, and torch sees none")

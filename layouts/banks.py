@@ -14,8 +14,8 @@ What the PTX ISA does not say was read off an H200's counters (`benchmarks/bank_
 - cp.async through L1 (.ca) writes what comes from one 128-byte line of global memory in one phase, and two
   lanes that write to the same word collide. This holds where lanes read consecutive vectors, as tile copies
   do, and is what is computed here.
-- cp.async past L1 (.cg) shows no conflicts in the counters, whatever its addresses. Its time does: eight
-  lanes in the same banks took 3.3 times as long as eight side by side. So it is counted as .ca is.
+- cp.async past L1 (.cg) shows no conflicts in the counters, whatever its addresses. Its time does: see
+  `benchmarks/NOTES.md`. So it is counted as .ca is.
 """
 
 import re

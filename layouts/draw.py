@@ -16,13 +16,9 @@ from cutelab.layouts.arrays import as_numpy
 from cutelab.layouts.banks import BANKS, WORD_BYTES, BankReport
 from cutelab.layouts.notation import format
 from cutelab.layouts.svg import COLOURS, MAX_CELLS, Axis, Cell, Grid, Legend, Picture, PictureError, arrange
-from cutelab.layouts.tiles import LINE_BYTES
+from cutelab.layouts.tiles import GRANULE_BYTES, LINE_BYTES
 from cutelab.layouts.traffic import Layout
 from cutelab.layouts.tv import Owners, owners, tv_map
-
-GRANULE_BYTES = 16
-"""What cp.async, ldmatrix and a 128-bit access move as a whole: four banks."""
-
 
 # Layouts
 

@@ -17,12 +17,10 @@ from cutelab.layouts.banks import BANKS, INACTIVE, WORD_BYTES, Access, BankRepor
 from cutelab.layouts.errors import AccessError, SwizzleError
 from cutelab.layouts.notation import format
 from cutelab.layouts.swizzle import in_bytes, in_elements
-from cutelab.layouts.tiles import LINE_BYTES
-from cutelab.layouts.traffic import bank_report, element_bytes
+from cutelab.layouts.tiles import GRANULE_BYTES, LINE_BYTES, log2
+from cutelab.layouts.traffic import bank_report, contiguous_mode, element_bytes
 
 WITHIN = ("any", "tma", "wgmma")
-GRANULE_BYTES = 16
-"""What the swizzles of TMA and wgmma move as a whole."""
 TMA_BOX = 256
 """The largest extent of a TMA box, in elements."""
 
@@ -31,10 +29,6 @@ Request = str | Access | tuple[Any, ...]
 
 Candidate = tuple[int, int, int]  # bits, base and positive shift of a swizzle of byte addresses
 IDENTITY: Candidate = (0, 4, 3)
-
-
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +134,7 @@ def _candidates(table: np.ndarray, size: int, plain: Sequence[BankReport], withi
         return _hardware_modes(table, size, within)
     whole = max([WORD_BYTES, size, *(report.access.bytes for report in plain)])
     end = int(table.max()) + size
-    first, last, top = _log2(whole), _log2(BANKS * WORD_BYTES), (end - 1).bit_length()
+    first, last, top = log2(whole), log2(BANKS * WORD_BYTES), (end - 1).bit_length()
     found = [IDENTITY]
     for base in range(first, last):
         for bits in range(1, last - base + 1):
@@ -159,7 +153,7 @@ def _hardware_modes(table: np.ndarray, size: int, within: str) -> list[Candidate
     TMA have up to 256 elements, a multiple of 16 bytes; wgmma's are 16 bytes long.
     """
     matrix = table.reshape(*table.shape[:2], -1)[..., 0] if table.ndim > 1 else table[None]
-    mode = next((m for m in (1, 0) if matrix.shape[m] > 1 and matrix.take(1, m)[0] == matrix[0, 0] + size), 1)
+    mode = contiguous_mode(matrix, size)
     matrix = matrix if mode == 1 else matrix.T
     run = int((matrix[0] == matrix[0, 0] + size * np.arange(matrix.shape[1])).cumprod().sum()) * size
     dense = bool((matrix[:8, 0] == matrix[0, 0] + run * np.arange(len(matrix[:8]))).all())
@@ -232,7 +226,7 @@ def _padding(layout: cute.Layout, accesses: Sequence[Request], dtype: Any) -> li
     if cute.depth(layout) > 1 or cute.rank(layout) != 2:
         return []
     pitch = max(layout.stride)
-    for pad in (1 << e for e in range(_log2(LINE_BYTES // element_bytes(dtype)))):
+    for pad in (1 << e for e in range(log2(LINE_BYTES // element_bytes(dtype)))):
         stride = tuple(step + pad if step == pitch else step for step in layout.stride)
         padded = cute.make_layout(layout.shape, stride=stride)
         try:

@@ -13,11 +13,7 @@ import cutlass.cute as cute
 
 from cutelab.layouts.errors import SwizzleError
 from cutelab.layouts.notation import format
-from cutelab.layouts.tiles import LINE_BYTES
-
-
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
+from cutelab.layouts.tiles import LINE_BYTES, log2
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +118,7 @@ def _exponent(size: int) -> int:
         raise SwizzleError(
             f"elements of {size} bytes: only for a power of two are bits of an offset bits of an address"
         )
-    return _log2(size)
+    return log2(size)
 
 
 def _rebased(swizzle: cute.Swizzle, by: int) -> cute.Swizzle:

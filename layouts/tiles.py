@@ -15,11 +15,15 @@ LINE_BYTES = 128
 """Bytes that the 32 banks of shared memory deliver in one wavefront: 32 banks of 4 bytes."""
 
 
-def _log2(value: int) -> int:
+GRANULE_BYTES = 16
+"""What cp.async, TMA, ldmatrix and 128-bit accesses move as a whole."""
+
+
+def log2(value: int) -> int:
     return value.bit_length() - 1
 
 
-def line_swizzle(row_bytes: int, element_bits: int, granule_bytes: int = 16) -> cute.Swizzle:
+def line_swizzle(row_bytes: int, element_bits: int, granule_bytes: int = GRANULE_BYTES) -> cute.Swizzle:
     """The swizzle that spreads the granules of equal columns over the banks.
 
     Rows of `row_bytes` (at most 128, a power of two) lie one after the other, so the same column of
@@ -28,13 +32,13 @@ def line_swizzle(row_bytes: int, element_bits: int, granule_bytes: int = 16) -> 
     16 bytes for cp.async, ldmatrix and 128-bit accesses.
     """
     granule = granule_bytes * 8 // element_bits
-    base = _log2(granule)
-    shift = _log2(LINE_BYTES * 8 // element_bits) - base
-    return cute.make_swizzle(_log2(row_bytes // granule_bytes), base, shift)
+    base = log2(granule)
+    shift = log2(LINE_BYTES * 8 // element_bits) - base
+    return cute.make_swizzle(log2(row_bytes // granule_bytes), base, shift)
 
 
 def smem_tile(
-    shape: tuple[int, ...], contiguous: int, element_bits: int, granule_bytes: int = 16
+    shape: tuple[int, ...], contiguous: int, element_bits: int, granule_bytes: int = GRANULE_BYTES
 ) -> cute.ComposedLayout:
     """A swizzled shared-memory layout of `shape` = (rows, columns) or (rows, columns, stages).
 
@@ -66,7 +70,7 @@ def operand_tile(shape: tuple[int, int, int], major: str, element_bits: int) -> 
     """
     if major not in ("k", "mn"):
         raise TileError(f"an operand is contiguous along 'k' or 'mn', got {major!r}")
-    granule_bytes = 32 if element_bits == 32 and major == "mn" else 16
+    granule_bytes = 32 if element_bits == 32 and major == "mn" else GRANULE_BYTES
     return smem_tile(shape, 1 if major == "k" else 0, element_bits, granule_bytes)
 
 

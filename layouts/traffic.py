@@ -113,9 +113,7 @@ def _lane_report(layout: Layout, access: Access, size: int, order: str) -> BankR
             f"{access.bytes} bytes be a whole number of elements"
         )
     vector = access.bytes // size
-    mode = next(
-        (m for m in (1, 0) if table.shape[m] > 1 and table.take(1, m).flat[0] == table.flat[0] + 1), 1
-    )
+    mode = contiguous_mode(table, 1)
     table = table if mode == 1 else table.T  # (across, along)
     rows = ROWS if access.matrices else 1
     across, along = table.shape
@@ -140,6 +138,12 @@ def _lane_report(layout: Layout, access: Access, size: int, order: str) -> BankR
     padding = np.repeat(lanes[:, :1], WARP - access.lanes, axis=1)  # lanes whose address nobody looks at
     lanes = np.concatenate([lanes, padding], axis=1)
     return _report(access, lanes.swapaxes(0, 1)[None, :, :, :], size)
+
+
+def contiguous_mode(table: np.ndarray, step: int) -> int:
+    """The mode of a (rows, columns) table of offsets in which neighbours are `step` apart; 1 if neither."""
+    corner = table[0, 0]
+    return next((m for m in (1, 0) if table.shape[m] > 1 and table.take(1, m)[0] == corner + step), 1)
 
 
 def _offsets(layout: Layout, coordinates: np.ndarray) -> np.ndarray:

@@ -8,8 +8,9 @@ from typing import Any
 import cutlass.cute as cute
 
 from cutelab.layouts.arrays import as_numpy
-from cutelab.layouts.draw import GRANULE_BYTES, granules
+from cutelab.layouts.draw import granules
 from cutelab.layouts.svg import Picture, PictureError
+from cutelab.layouts.tiles import GRANULE_BYTES, log2
 from cutelab.layouts.tv import tv_map
 
 try:
@@ -32,7 +33,7 @@ class Explorer:
     ) -> None:
         swizzle = layout.inner if isinstance(layout, cute.ComposedLayout) else None
         if swizzle is None:
-            base = (GRANULE_BYTES * 8 // element_bits).bit_length() - 1
+            base = log2(GRANULE_BYTES * 8 // element_bits)
             swizzle = cute.make_swizzle(0, base, LINE_GRANULES_LOG2)
         elif not isinstance(swizzle, cute.Swizzle):
             raise PictureError(f"only a swizzle's bits can be varied; the inner function here is {swizzle}")

@@ -66,6 +66,10 @@ class Accesses(State):
             )
         return (self.peers[rank - 1] if rank else self), addresses & OFFSET
 
+    def shadow_of(self, region: Any) -> Shadow | None:
+        """What is known of who wrote a memory, if it is a shared one of the cluster."""
+        return next((peer.shadow for peer in self.peers if peer.shared is region), None)
+
     def map_shared(self, addresses: Any, rank: Any, generic: bool) -> Any:
         """mapa: the same place in the shared memory of the CTA `rank` of the cluster."""
         addresses = np.asarray(addresses)
@@ -96,21 +100,17 @@ class Accesses(State):
         region, addresses = self.region(space, addresses, s)
         loaded = region.load(addresses, np.dtype(dtype), count)
         self.unwritten = None
-        if space in ("shared", "generic"):
-            for peer in self.peers:
-                if region is peer.shared:
-                    self.count_banks("ld", loaded[0].nbytes, self.ids(s), addresses)
-                    self.unwritten = peer.shadow.on_read(self.agent[s], addresses, loaded[0].nbytes)
+        if shadow := self.shadow_of(region):
+            self.count_banks("ld", loaded[0].nbytes, self.ids(s), addresses)
+            self.unwritten = shadow.on_read(self.agent[s], addresses, loaded[0].nbytes)
         return loaded
 
     def store(self, space: str, addresses: np.ndarray, values: np.ndarray, s: Any) -> None:
         region, addresses = self.region(space, addresses, s)
         region.store(addresses, values)
-        if space in ("shared", "generic"):
-            for peer in self.peers:
-                if region is peer.shared:
-                    self.count_banks("st", values[0].nbytes, self.ids(s), addresses)
-                    peer.shadow.on_write(self.agent[s], addresses, values[0].nbytes)
+        if shadow := self.shadow_of(region):
+            self.count_banks("st", values[0].nbytes, self.ids(s), addresses)
+            shadow.on_write(self.agent[s], addresses, values[0].nbytes)
 
     def atomic(
         self, operation: str, kind: str, space: str, addresses: np.ndarray, s: Any, *values: np.ndarray
@@ -119,9 +119,8 @@ class Accesses(State):
         region, addresses = self.region(space, addresses, s)
         dtype = np.dtype(numpy_type(kind)) if kind[-2:] != "x2" and kind != "bf16" and kind != "f16" else None
         dtype = dtype or np.dtype(np.uint32 if kind.endswith("x2") else np.uint16)
-        for peer in self.peers:
-            if region is peer.shared:
-                self.order_atomic(peer.shadow, addresses, dtype.itemsize, s)
+        if shadow := self.shadow_of(region):
+            self.order_atomic(shadow, addresses, dtype.itemsize, s)
         values = tuple(value.astype(dtype, copy=False) for value in values)
         together = len(np.unique(addresses)) == len(addresses)
         old = np.empty(len(addresses), dtype)
@@ -150,15 +149,13 @@ class Accesses(State):
         loaded = region.load(addresses, np.dtype(dtype), count)
         warp, self.unwritten = self.agent[s], None
         unwritten = np.zeros(len(addresses), bool)
-        for peer in self.peers:
-            if region is peer.shared:
-                shadow, size = peer.shadow, loaded[0].nbytes
+        if shadow := self.shadow_of(region):
 
-                def access(lanes: np.ndarray, shadow: Shadow = shadow, size: int = size) -> None:
-                    found = shadow.on_read(warp[lanes], addresses[lanes], size)
-                    unwritten[lanes] = False if found is None else found
+            def access(lanes: np.ndarray, shadow: Shadow = shadow) -> None:
+                found = shadow.on_read(warp[lanes], addresses[lanes], loaded[0].nbytes)
+                unwritten[lanes] = False if found is None else found
 
-                shadow.one_by_one(warp, addresses, access)
+            shadow.one_by_one(warp, addresses, access)
         self.unwritten = unwritten if unwritten.any() else None
         return loaded
 
@@ -167,13 +164,12 @@ class Accesses(State):
         region, addresses = self.region(space, addresses, s)
         region.store(addresses, values)
         warp, size = self.agent[s], values[0].nbytes
-        for peer in self.peers:
-            if region is peer.shared:
-                shadow = peer.shadow
-                shadow.one_by_one(
-                    *(warp, addresses),
-                    lambda lanes, shadow=shadow: shadow.on_write(warp[lanes], addresses[lanes], size),
-                )
+        if shadow := self.shadow_of(region):
+
+            def access(lanes: np.ndarray, shadow: Shadow = shadow) -> None:
+                shadow.on_write(warp[lanes], addresses[lanes], size)
+
+            shadow.one_by_one(warp, addresses, access)
         self.progress()
 
     # --- Values that nobody has written: they may be moved and computed with, but not used
@@ -222,9 +218,7 @@ def combined(operation: str, kind: str, old: np.ndarray, value: np.ndarray, *new
     if operation == "dec":
         return np.where((old == 0) | (old > value), value, old - 1)
     if kind in ("f16x2", "bf16x2"):
-        return numbers.packed(kind, "+" if operation == "add" else operation, old, value)
+        return numbers.packed(kind, operation, old, value)
     if kind in ("f16", "bf16"):
-        return numbers.half(kind, "+" if operation == "add" else operation, old, value)
-    function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-                "or": np.bitwise_or, "xor": np.bitwise_xor}[operation]  # fmt: skip
-    return function(old, value)
+        return numbers.half(kind, operation, old, value)
+    return numbers.REDUCTIONS[operation](old, value)

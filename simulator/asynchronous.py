@@ -12,7 +12,7 @@ from cutelab.simulator.accesses import OFFSET, Accesses
 from cutelab.simulator.barriers import MBarrier
 from cutelab.simulator.errors import BarrierError, MemoryFault, RaceError, UninitializedRead
 from cutelab.simulator.memory import SHARED_BASE
-from cutelab.simulator.races import BULK_LOAD, BULK_STORE, CP_ASYNC, WGMMA
+from cutelab.simulator.races import BULK_LOAD, BULK_STORE, CP_ASYNC
 from cutelab.simulator.tensormap import TensorMap, decode
 
 BULK_ALIGNMENT = 16
@@ -28,14 +28,8 @@ class Asynchronous(Accesses):
 
     def wait(self, kind: int, groups: int, s: Any) -> None:
         """All but the newest groups of an engine are done, as the executing warps know from here on."""
-        if kind == WGMMA:
-            return self.wait_wgmma(groups, s)
         for warp in self.warps_of(s):
             self.order.wait(kind, warp, groups, warp)
-        return None
-
-    def wait_wgmma(self, groups: int, s: Any) -> None:
-        raise NotImplementedError
 
     def fence_async_proxy(self, s: Any) -> None:
         for warp in self.warps_of(s):
@@ -58,12 +52,6 @@ class Asynchronous(Accesses):
         self.count_banks("cp.async", size, self.ids(s), to)
         self.shadow.on_write(self.agent[s], to, size, CP_ASYNC)
 
-    def cp_async_commit(self, s: Any) -> None:
-        self.commit(CP_ASYNC, s)
-
-    def cp_async_wait(self, groups: int, s: Any) -> None:
-        self.wait(CP_ASYNC, groups, s)
-
     def arrive_after_cp_async(self, addresses: np.ndarray, counted: bool, s: Any) -> None:
         """cp.async.mbarrier.arrive: so do the thread's copies so far, as one that counts or as one more."""
         clocks = {warp: self.order.complete(CP_ASYNC, warp) for warp in self.warps_of(s)}
@@ -77,12 +65,16 @@ class Asynchronous(Accesses):
 
     # --- mbarriers
 
+    def own_mbarrier(self, place: int) -> MBarrier:
+        """The mbarrier at a place in this CTA's shared memory."""
+        if place not in self.mbarriers:
+            raise BarrierError(f"nobody has initialised an mbarrier at {self.place(place)}")
+        return self.mbarriers[place]
+
     def mbarrier(self, address: int, thread: int) -> MBarrier:
         """The mbarrier at a shared-memory address, whose initialisation the thread must have seen."""
         owner, (place,) = self.owner(np.array([address]))
-        found = owner.mbarriers.get(int(place))
-        if found is None:
-            raise BarrierError(f"nobody has initialised an mbarrier at {owner.place(int(place))}")
+        found = owner.own_mbarrier(int(place))
         agent = int(self.agent[thread])
         initialiser, clock = found.born
         if clock > self.order.seen[agent, initialiser] and initialiser != agent:
@@ -212,11 +204,8 @@ class Asynchronous(Accesses):
         """A bulk load has written 16 bytes at each of `places` in a CTA: its mbarrier counts them."""
         warp = int(self.agent[thread])
         peer.shadow.on_write(np.full(len(places), warp), places, 16, BULK_LOAD)
-        if peer is self:
-            self.mbarrier(barrier, thread)
-        elif barrier not in peer.mbarriers:
-            raise BarrierError(f"nobody has initialised an mbarrier at {peer.place(barrier)}")
-        peer.mbarriers[barrier].complete(size, self.order.complete(BULK_LOAD, warp))
+        found = self.mbarrier(barrier, thread) if peer is self else peer.own_mbarrier(barrier)
+        found.complete(size, self.order.complete(BULK_LOAD, warp))
 
     def bulk_places(self, start: int, size: int) -> np.ndarray:
         if start % BULK_ALIGNMENT or size % BULK_ALIGNMENT or not size:
@@ -230,9 +219,7 @@ class Asynchronous(Accesses):
             peer.shared.store(place, values[lane : lane + 1])
             warp, barrier = int(self.agent[thread]), int(barriers[lane]) & OFFSET
             peer.shadow.on_write(np.array([warp]), place, values[lane].nbytes, BULK_LOAD)
-            if barrier not in peer.mbarriers:
-                raise BarrierError(f"nobody has initialised an mbarrier at {peer.place(barrier)}")
-            peer.mbarriers[barrier].complete(values[lane].nbytes, self.order.complete(BULK_LOAD, warp))
+            peer.own_mbarrier(barrier).complete(values[lane].nbytes, self.order.complete(BULK_LOAD, warp))
         self.progress()
 
     def bulk_store(

@@ -35,7 +35,7 @@ class Collective(Operands):
         if i.modifiers[0] == "commit_group":
             return f"c.commit({WGMMA}, s)"
         if i.modifiers[0] == "wait_group":
-            return f"c.wait({WGMMA}, {i.operands[0].value}, s)"
+            return f"c.wait_wgmma({i.operands[0].value}, s)"
         if "sp" in i.modifiers:
             raise self.unsupported()
         shape = next(m for m in i.modifiers if m.startswith("m64n"))
@@ -121,7 +121,7 @@ class Collective(Operands):
         return [self.members(i.operands[2]), self.write(i.operands[0], kind, reduced)]
 
     def op_activemask(self, i: Instruction) -> Statements:
-        return self.write(i.operands[0], "b32", "c.active_mask(s)")
+        return self.write(i.operands[0], "b32", "c.active_lanes(s)")
 
     def op_bar(self, i: Instruction) -> Statements:
         """bar.warp.sync: lanes that parted ways have met before."""

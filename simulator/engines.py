@@ -70,9 +70,7 @@ def store_box(
     """Writes a box of shared memory to global memory, or adds it; what sticks out is left out."""
     addresses, inside = box_elements(tensor, start)
     dtype = np.dtype(f"u{tensor.element_bytes}")
-    values = shared.load(shared_bytes(tensor, source, addresses.size), dtype, 1)[:, 0].reshape(
-        addresses.shape
-    )
+    values = shared.load(shared_bytes(tensor, source, addresses.size), dtype, 1)[:, 0]
     if inside.any():
         kept, where = values[inside], addresses[inside]
         if reduction:
@@ -85,17 +83,13 @@ def reduced(operation: str, kind: str, old: np.ndarray, new: np.ndarray) -> np.n
     """What a bulk reduction of elements of type `kind` leaves in memory, in the words that it is given."""
     old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
     if kind in ("f16", "bf16"):
-        bits = numbers.half(
-            kind, "+" if operation == "add" else operation, *(x.view(np.uint16) for x in (old, new))
-        )
+        bits = numbers.half(kind, operation, *(x.view(np.uint16) for x in (old, new)))
         return np.ascontiguousarray(bits).view(old.dtype)
     name = kind.removesuffix(".ftz").replace("b", "u").replace("tf32", "f32").replace("s", "i")
     dtype = np.dtype(f"{name[0]}{int(name[1:]) // 8}")
-    function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-                "or": np.bitwise_or, "xor": np.bitwise_xor}.get(operation)  # fmt: skip
-    if function is None:
+    if operation not in numbers.REDUCTIONS:
         raise SimulationError(f"bulk reduction {operation} is not supported")
-    return function(old.view(dtype), new.view(dtype)).view(old.dtype)
+    return numbers.REDUCTIONS[operation](old.view(dtype), new.view(dtype)).view(old.dtype)
 
 
 # --- wgmma
@@ -126,15 +120,6 @@ def matrix_addresses(descriptor: int, rows: int, columns: int, transposed: bool,
         else:
             offset = byte // 16 * stride + byte % 16 + column // 8 * leading + column % 8 * 16
     return swizzled(start + offset, width)
-
-
-def elements(bits: np.ndarray, kind: str) -> np.ndarray:
-    """Operand elements as float32."""
-    if kind == "tf32":  # the tensor core ignores the 13 low bits
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
-    if kind in ("s8", "u8"):
-        return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
-    return numbers.unpacked(bits, kind)
 
 
 def wgmma_fragment(product_: np.ndarray) -> np.ndarray:

@@ -16,9 +16,6 @@ from cutelab.simulator.errors import (
 from cutelab.simulator.races import WGMMA
 from cutelab.simulator.state import WARP, WARPGROUP
 
-BYTES = {"tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
-"""Bytes of an operand's element."""
-
 
 class Matrices(Accesses):
     # --- ldmatrix and stmatrix
@@ -181,14 +178,14 @@ class Matrices(Accesses):
         self, descriptor: int, rows: int, k: int, transposed: bool, kind: str, group: np.ndarray
     ) -> np.ndarray:
         """A matrix of wgmma in shared memory, (rows, k)."""
-        dtype = np.dtype(f"u{BYTES[kind]}")
+        dtype = np.dtype(f"u{numbers.OPERAND_BYTES[kind]}")
         places = engines.matrix_addresses(descriptor, rows, k, transposed, dtype.itemsize)
         bits = self.shared.load(places.ravel(), dtype, 1)[:, 0].reshape(places.shape)
         cells = np.unique(places.ravel() & ~15)
         leader, warps = int(self.leader[group[0]]), self.agent[group][::WARP]
         if self.shadow.on_group_read(leader, warps, cells, 16, WGMMA):
             raise UninitializedRead(f"wgmma of warp {leader} reads shared memory that nobody has written")
-        return engines.elements(bits, kind)
+        return numbers.operand(bits, kind)
 
 
 def pointing(threads: np.ndarray, matrices: int) -> np.ndarray:
@@ -209,7 +206,7 @@ def fragment(registers: np.ndarray, kind: str, k: int) -> np.ndarray:
     from column l%4 · (32 bits' worth) on of each 128 bits of a row.
     """
     warps, _, count = registers.shape
-    per_register = 4 // BYTES[kind]
+    per_register = 4 // numbers.OPERAND_BYTES[kind]
     columns = k // (4 * per_register)  # registers along k
     if not columns or count % columns:
         raise SimulationError(f"{count} registers don't make a fragment of {kind} with k = {k}")

@@ -8,7 +8,7 @@ from typing import Any
 from cutelab.simulator import ptx
 from cutelab.simulator.operands import Operands, part
 from cutelab.simulator.ptx import Instruction, Register, Vector
-from cutelab.simulator.races import BULK_STORE
+from cutelab.simulator.races import BULK_STORE, CP_ASYNC
 
 SPACES = ("global", "shared", "param", "local", "const")
 ORDERING = ("volatile", "relaxed", "acquire", "release")
@@ -102,9 +102,9 @@ class Movement(Operands):
         if "bulk" in i.modifiers:
             return self.bulk_groups(i) or (self.bulk_tensor(i) if "tensor" in i.modifiers else self.bulk(i))
         if i.name == "cp.async.commit_group":
-            return "c.cp_async_commit(s)"
+            return f"c.commit({CP_ASYNC}, s)"
         if i.name in ("cp.async.wait_group", "cp.async.wait_all"):
-            return f"c.cp_async_wait({i.operands[0].value if i.operands else 0}, s)"
+            return f"c.wait({CP_ASYNC}, {i.operands[0].value if i.operands else 0}, s)"
         raise self.unsupported()
 
     def copy_async(self, i: Instruction) -> Statements:

@@ -9,15 +9,23 @@ import numpy as np
 
 from cutelab.simulator.errors import SimulationError
 
+OPERAND_BYTES = {"tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
+"""Bytes of an element of a tensor-core operand, by type."""
+
+
+def operand(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Elements of a tensor-core operand as float32, as the tensor core sees them."""
+    if kind == "tf32":  # it ignores the 13 low bits
+        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    if kind in ("s8", "u8"):
+        return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
+    return unpacked(bits, kind)
+
 
 def unpack(registers: np.ndarray, kind: str) -> np.ndarray:
-    """The elements of 32-bit registers as float32, on a new last axis, lowest bits first."""
+    """The operand's elements in 32-bit registers, on a new last axis, lowest bits first."""
     words = np.ascontiguousarray(registers)[..., None]
-    if kind == "tf32":  # the tensor core ignores the 13 low bits
-        return (words & np.uint32(0xFFFFE000)).view(np.float32)
-    if kind in ("s8", "u8"):
-        return words.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
-    return unpacked(words.view(np.uint8 if kind in ("e4m3", "e5m2") else np.uint16), kind)
+    return operand(words.view(f"u{OPERAND_BYTES[kind]}"), kind)
 
 
 def bf16_to_f32(bits: Any) -> np.ndarray:
@@ -116,8 +124,19 @@ def to_fp8(values: Any, kind: str) -> np.ndarray:
     return byte | (np.signbit(values) & ~np.isnan(values)).astype(np.uint8) << np.uint8(7)
 
 
+REDUCTIONS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+"""What atomics, bulk reductions and redux do with whole words, and floats of 32 bits and more."""
+
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "+": np.add,
+    "add": np.add,
     "-": np.subtract,
     "*": np.multiply,
     "min": np.fmin,

@@ -4,10 +4,6 @@ A segment is a run that is entered at its top and left at its bottom. `run(cta, 
 threads `s` of a CTA, a slice or an array of their numbers: each instruction is one NumPy expression over
 rows of the register file, `r[7, s]` for the 32-bit register 7. What is more than an expression is a method
 of the CTA (`cutelab.simulator.cta`). The generated source is kept: `Program.source`.
-
-For the four warps of a CTA in step, on one core and with all checks, integer arithmetic costs 1 µs an
-instruction, fma 3, a shared-memory access 35 to 55, and ldmatrix and mma 65: 20 on average in a GEMM, whose
-CTA takes 10 ms for a tile of 64 × 64 × 64.
 """
 
 from collections.abc import Callable
@@ -61,33 +57,9 @@ def translate(kernel: ptx.Kernel) -> Program:
     return _Translator(without_guards(kernel)).program()
 
 
-NO_RESULT = {
-    "st",
-    "stmatrix",
-    "red",
-    "cp",
-    "bar",
-    "barrier",
-    "bra",
-    "fence",
-    "membar",
-    "prefetch",
-    "mbarrier",
-}
-SINKS = {
-    "st",
-    "stmatrix",
-    "red",
-    "cp",
-    "bar",
-    "barrier",
-    "mma",
-    "wgmma",
-    "atom",
-    "mbarrier",
-    "ld",
-    "ldmatrix",
-}
+_EFFECTS = {"st", "stmatrix", "red", "cp", "bar", "barrier", "mbarrier"}
+NO_RESULT = _EFFECTS | {"bra", "fence", "membar", "prefetch"}
+SINKS = _EFFECTS | {"atom", "ld", "ldmatrix", "mma", "wgmma"}
 """Where a value counts as used: it leaves the thread's registers, or is an address."""
 
 ENDINGS = {"bra": BRANCH, "ret": EXIT, "exit": EXIT}

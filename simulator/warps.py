@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from cutelab.simulator import numbers
 from cutelab.simulator.state import State
 
 
@@ -47,9 +48,6 @@ class Warps(State):
         np.bitwise_or.at(bits, inverse, np.where(test, mine, np.uint32(0)))
         return bits[inverse]
 
-    def active_mask(self, s: Any) -> np.ndarray:
-        return self.active_lanes(s)
-
     def vote(self, mode: str, test: np.ndarray, s: Any) -> np.ndarray:
         votes, active = self.ballot(test, s), self.active_lanes(s)
         if mode == "ballot":
@@ -74,8 +72,7 @@ class Warps(State):
     def redux(self, operation: str, value: np.ndarray, s: Any, nan: bool = False) -> np.ndarray:
         """redux.sync; of floats and NaNs the floats count, unless `nan`."""
         _, inverse, warps = self.first_of_warps(self.ids(s))
-        function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-                    "or": np.bitwise_or, "xor": np.bitwise_xor}[operation]  # fmt: skip
+        function = numbers.REDUCTIONS[operation]
         if value.dtype.kind == "f" and not nan:
             function = {"min": np.fmin, "max": np.fmax}[operation]
         result = np.empty(len(warps), value.dtype)

@@ -22,7 +22,7 @@ from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.cache import cache_key, load_entry, store_entry
 from cutelab.kernels.runtime.errors import ConfigError
 
-__all__ = ["Artifacts", "Kernel", "compile_kernel", "compile_to_artifacts"]
+__all__ = ["Artifacts", "Kernel", "compile_kernel", "compile_to_artifacts", "compiled_once"]
 
 # The name of the function inside every object; each object is loaded on its own, so one name will do.
 _SYMBOL = "launch"
@@ -55,7 +55,7 @@ class Artifacts:
     cubin: bytes
 
 
-_loaded: dict[tuple[type, Hashable, str], Callable[..., Any]] = {}
+_loaded: dict[Hashable, Callable[..., Any]] = {}
 # The DSL keeps the options of the compilation under way in a global: one compilation at a time.
 _compiling = threading.Lock()
 
@@ -70,12 +70,17 @@ def compile_kernel(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
     installed DSL libraries cannot assemble for it.
     """
     key = (type(kernel), kernel.config, arch.name)
+    return compiled_once(key, lambda: _load_or_compile(kernel, arch))
+
+
+def compiled_once(key: Hashable, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `build` returned the first time that it was asked for `key`; one compilation at a time."""
     function = _loaded.get(key)
     if function is None:
         with _compiling:
             function = _loaded.get(key)
             if function is None:
-                function = _loaded[key] = _load_or_compile(kernel, arch)
+                function = _loaded[key] = build()
     return function
 
 

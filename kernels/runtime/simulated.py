@@ -7,18 +7,16 @@ program has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import cutlass.cute as cute
 
 from cutelab.kernels.runtime.arch import Arch
-from cutelab.kernels.runtime.compile import Kernel
+from cutelab.kernels.runtime.compile import Kernel, compiled_once
 
 __all__ = ["compile_simulated", "simulated_arch"]
-
-_compiled: dict[tuple[type, Hashable, str], Callable[..., Any]] = {}
 
 
 def simulated_arch() -> Arch | None:
@@ -33,7 +31,5 @@ def compile_simulated(kernel: Kernel, arch: Arch) -> Callable[..., Any]:
 
     The function takes the same arguments and returns when the kernel has run. Nothing is kept on disk.
     """
-    key = (type(kernel), kernel.config, arch.name)
-    if key not in _compiled:
-        _compiled[key] = cute.compile(kernel.launch, *kernel.example_args())
-    return _compiled[key]
+    key = ("simulated", type(kernel), kernel.config, arch.name)
+    return compiled_once(key, lambda: cute.compile(kernel.launch, *kernel.example_args()))

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from config_names import config_name
 
 from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile, shipped_configs
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
@@ -28,11 +29,7 @@ SHARED_WITH_SM_80 = set(shipped_configs(Arch.named("sm_80")))
 
 
 def short_name(x: GemmConfig | Arch) -> str:
-    if isinstance(x, Arch):
-        return x.name
-    tile = "x".join(map(str, (*x.tile, x.stages)))
-    aligns = f"a{x.a_align}{x.a_major}-b{x.b_align}{x.b_major}-c{x.c_align}-out{x.out_align}"
-    return f"{x.ab_dtype}-{x.out_dtype}-{aligns}-{x.bias}-{x.activation}-{tile}"
+    return x.name if isinstance(x, Arch) else config_name(x)
 
 
 @pytest.mark.parametrize(

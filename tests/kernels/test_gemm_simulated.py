@@ -9,6 +9,7 @@ import functools
 import pytest
 import torch
 from activations import ACTIVATIONS
+from config_names import config_name
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cutelab import simulator
@@ -137,12 +138,7 @@ def moved(tensor, device):
 
 
 def name(value):
-    if not isinstance(value, GemmConfig):
-        return str(value)
-    c = value
-    tile = "x".join(map(str, (*c.tile, c.stages)))
-    aligns = f"a{c.a_align}{c.a_major}-b{c.b_align}{c.b_major}-c{c.c_align}-out{c.out_align}"
-    return f"{c.ab_dtype}-{c.out_dtype}-{aligns}-{c.bias}-{c.activation}-{tile}"
+    return config_name(value) if isinstance(value, GemmConfig) else str(value)
 
 
 @pytest.mark.parametrize("config, arch", CONFIGS, ids=name)

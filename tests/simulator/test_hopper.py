@@ -19,6 +19,16 @@ from cutelab.simulator.errors import (
 
 SEEDS = [None, *range(20)]
 
+
+def assert_found(fault, program, run):
+    """fault: (what is replaced in `program`, by what, the error, a part of its message), on every seed."""
+    old, new, error, message = fault
+    assert old in program
+    for seed in SEEDS:
+        with pytest.raises(error, match=message):
+            run(seed, program.replace(old, new))
+
+
 # --- A ring of two stages of 128 bytes: warp 0 loads four tiles, warp 1 adds them up.
 
 PLACES = """
@@ -101,11 +111,7 @@ def test_a_ring_of_bulk_loads(seed):
 
 @pytest.mark.parametrize("fault", RING_FAULTS)
 def test_faults_in_a_ring_of_bulk_loads(fault):
-    old, new, error, message = RING_FAULTS[fault]
-    assert old in RING
-    for seed in SEEDS:
-        with pytest.raises(error, match=message):
-            ring(seed, RING.replace(old, new))
+    assert_found(RING_FAULTS[fault], RING, ring)
 
 
 # --- Shared memory that threads wrote, stored to global memory by a bulk copy, and written again.
@@ -220,11 +226,7 @@ def test_a_wgmma(seed):
 
 @pytest.mark.parametrize("fault", WGMMA_FAULTS)
 def test_faults_around_a_wgmma(fault):
-    old, new, error, message = WGMMA_FAULTS[fault]
-    assert old in WGMMA
-    for seed in SEEDS:
-        with pytest.raises(error, match=message):
-            wgmma(seed, WGMMA.replace(old, new) + "OUT:")
+    assert_found(WGMMA_FAULTS[fault], WGMMA, lambda seed, body: wgmma(seed, body + "OUT:"))
 
 
 # --- Clusters of two CTAs: each reads what the other has written.
