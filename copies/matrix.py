@@ -1,17 +1,18 @@
-"""ldmatrix: from shared memory to the registers of a tensor-core operand.
+"""ldmatrix and stmatrix: from shared memory to the registers of a tensor-core operand, and back.
 
 ldmatrix hands a warp 8x8 matrices of 16-bit elements: lane i supplies the address of one row, and receives
 elements (i / 4, 2·(i % 4)) and the next of each matrix, which is how mma.sync wants its operands
 (PTX ISA, "ldmatrix"). With .trans the matrices arrive transposed, so an operand that is contiguous along M
 or N needs no shuffling. A 32-bit element passes as two 16-bit halves, but can't be transposed that way:
-such operands take plain loads. Results go back through ordinary stores, as wide as a thread's neighbouring
-elements allow (`cute.autovec_copy`): stmatrix, which mirrors ldmatrix, came with Hopper.
+such operands take plain loads. stmatrix, which came with Hopper, is the mirror image: the accumulators of
+mma.sync and wgmma lie as its matrices do, and .trans stores them contiguous along M. Before Hopper, results
+go back through ordinary stores, as wide as a thread's neighbouring elements allow (`cute.autovec_copy`).
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import CopyUniversalOp
-from cutlass.cute.nvgpu.warp import LdMatrix8x8x16bOp
+from cutlass.cute.nvgpu.warp import LdMatrix8x8x16bOp, StMatrix8x8x16bOp
 
 from cutelab.copies.errors import CopyError
 
@@ -40,3 +41,14 @@ def operand_copies(
     copy_A = cute.make_tiled_copy_A(operand_atom(dtype, a_major), tiled_mma)
     copy_B = cute.make_tiled_copy_B(operand_atom(dtype, b_major), tiled_mma)
     return copy_A, copy_B
+
+
+def stmatrix_copy(dtype: type[cutlass.Numeric], tiled_mma: cute.TiledMma, contiguous: int) -> cute.TiledCopy:
+    """Stores the accumulators of `tiled_mma`, as 16-bit `dtype`, to a tile whose mode `contiguous` is so.
+
+    Runs on sm_90 and newer; the tile has a multiple of 16 columns. PTX ISA, "stmatrix".
+    """
+    if dtype.width != 16:
+        raise CopyError(f"stmatrix moves elements of 16 bits, got {dtype} of {dtype.width}")
+    atom = cute.make_copy_atom(StMatrix8x8x16bOp(transpose=contiguous == 0, num_matrices=4), dtype)
+    return cute.make_tiled_copy_C(atom, tiled_mma)

@@ -9,12 +9,19 @@ from cutelab.layouts.arrays import CoordinateError, as_numpy, evaluate, same_fun
 from cutelab.layouts.banks import Access, BankReport
 from cutelab.layouts.errors import AccessError, LayoutError, SwizzleError, TileError
 from cutelab.layouts.explaining import explain
-from cutelab.layouts.fragments import accumulator_as_operand
+from cutelab.layouts.fragments import accumulator_as_operand, accumulator_slices
 from cutelab.layouts.notation import NotationError, format, parse, parse_layout
 from cutelab.layouts.solver import Solution, solve
 from cutelab.layouts.svg import Picture, PictureError
 from cutelab.layouts.swizzle import in_bytes, in_elements
-from cutelab.layouts.tiles import copy_threads, line_swizzle, operand_tile, smem_tile
+from cutelab.layouts.tiles import (
+    copy_threads,
+    line_swizzle,
+    operand_tile,
+    smem_tile,
+    swizzled_tensor,
+    tma_tile,
+)
 from cutelab.layouts.traffic import bank_report
 from cutelab.layouts.tv import Owners, owners, tv_map
 
@@ -32,6 +39,7 @@ __all__ = [
     "SwizzleError",
     "TileError",
     "accumulator_as_operand",
+    "accumulator_slices",
     "as_numpy",
     "bank_report",
     "checked",
@@ -51,5 +59,7 @@ __all__ = [
     "same_function",
     "smem_tile",
     "solve",
+    "swizzled_tensor",
+    "tma_tile",
     "tv_map",
 ]

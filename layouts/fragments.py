@@ -43,6 +43,37 @@ def accumulator_as_operand(accumulator: cute.Layout) -> cute.Layout:
     return _joined(_joined(pair, halves, two), rows, k_blocks)
 
 
+def accumulator_slices(accumulator: cute.Layout, columns: int) -> cute.Layout:
+    """The registers of a wgmma product, cut into slices of so many columns.
+
+    ((2,2,V), MMA_M, 1) → ((2,2,columns / 8), 1, 1, slices, MMA_M): the first three modes are what a wgmma of
+    64 x `columns` would leave. A register counts pairs of columns first, then rows eight apart, then eights of
+    columns (PTX ISA, fragments of wgmma.m64nNk16), so that a slice is a run of registers.
+
+    Raises LayoutError if `accumulator` is no such fragment, or not made of whole slices.
+    """
+    shape = accumulator.shape
+    if cute.rank(shape) != 3 or cute.rank(shape[0]) != 3 or shape[0][:2] != (2, 2) or shape[2] != 1:
+        raise LayoutError(
+            "accumulator_slices",
+            f"{accumulator} is no fragment of C",
+            nearest="((2,2,V), MMA_M, 1) of wgmma would do",
+        )
+    total = 8 * shape[0][2]
+    if columns % 8 or columns <= 0 or total % columns:
+        fitting = max(c for c in range(8, total + 1, 8) if total % c == 0 and c <= max(columns, 8))
+        raise LayoutError(
+            "accumulator_slices",
+            f"{total} columns can't be cut into slices of {columns}",
+            nearest=f"{fitting} columns would do",
+        )
+    (pair, half, eight), rows, _ = accumulator.stride
+    return cute.make_layout(
+        ((2, 2, columns // 8), 1, 1, total // columns, shape[1]),
+        stride=((pair, half, eight), 0, 0, eight * (columns // 8), rows),
+    )
+
+
 def _joined(*modes: cute.Layout) -> cute.Layout:
     """The layout that has `modes` as its modes."""
     return cute.make_layout(tuple(mode.shape for mode in modes), stride=tuple(mode.stride for mode in modes))

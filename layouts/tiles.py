@@ -7,6 +7,7 @@ inside a `@cute.jit` function.
 
 from math import gcd
 
+import cutlass
 import cutlass.cute as cute
 
 from cutelab.layouts.errors import TileError
@@ -38,7 +39,11 @@ def line_swizzle(row_bytes: int, element_bits: int, granule_bytes: int = GRANULE
 
 
 def smem_tile(
-    shape: tuple[int, ...], contiguous: int, element_bits: int, granule_bytes: int = GRANULE_BYTES
+    shape: tuple[int, ...],
+    contiguous: int,
+    element_bits: int,
+    granule_bytes: int = GRANULE_BYTES,
+    order: tuple[int, ...] | None = None,
 ) -> cute.ComposedLayout:
     """A swizzled shared-memory layout of `shape` = (rows, columns) or (rows, columns, stages).
 
@@ -57,8 +62,29 @@ def smem_tile(
     else:
         atom = cute.make_layout((run, 8), stride=(1, run))
     swizzle = line_swizzle(run * element_bits // 8, element_bits, granule_bytes)
-    order = tuple(range(len(shape)))
-    return cute.tile_to_shape(cute.make_composed_layout(swizzle, 0, atom), shape, order)
+    return cute.tile_to_shape(
+        cute.make_composed_layout(swizzle, 0, atom), shape, order or tuple(range(len(shape)))
+    )
+
+
+def tma_tile(shape: tuple[int, ...], contiguous: int, element_bits: int) -> cute.ComposedLayout:
+    """A tile, or a ring of them, as TMA writes and reads it and wgmma reads it: `shape` as for `smem_tile`.
+
+    The atoms are those of `smem_tile`, but lie one after the other across the contiguous mode first: then the
+    up to 128 bytes wide box that one TMA instruction moves is one run of shared memory. The swizzle is that
+    of byte addresses, as the hardware applies it, to go with the pointer: see `swizzled_tensor`.
+    """
+    order = (0, 1, 2) if contiguous == 1 else (1, 0, 2)
+    layout = smem_tile(shape, contiguous, element_bits, order=order[: len(shape)])
+    row_bytes = min(shape[contiguous] * element_bits // 8, LINE_BYTES)
+    return cute.make_composed_layout(line_swizzle(row_bytes, 8), 0, layout.outer)
+
+
+def swizzled_tensor(
+    pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type[cutlass.Numeric]
+) -> cute.Tensor:
+    """The tensor at `pointer`, aligned to 1024 bytes, whose addresses `layout` swizzles, as `tma_tile` does."""
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=dtype), layout.outer)
 
 
 def operand_tile(shape: tuple[int, int, int], major: str, element_bits: int) -> cute.ComposedLayout:

@@ -6,11 +6,31 @@
 
 import os
 
+from cutelab.simulator.costs import Costs
+from cutelab.simulator.debugger import Debugger, Operand, Place
 from cutelab.simulator.errors import SimulationError
 from cutelab.simulator.execution import execute
 from cutelab.simulator.launch import Allocation, Gpu, Launch, LaunchError, current_gpu, gpu
+from cutelab.simulator.timeline import Span, Timeline
+from cutelab.simulator.timing import trace
 
-__all__ = ["Allocation", "Gpu", "Launch", "LaunchError", "SimulationError", "current_gpu", "execute", "gpu"]
+__all__ = [
+    "Allocation",
+    "Costs",
+    "Debugger",
+    "Gpu",
+    "Launch",
+    "LaunchError",
+    "Operand",
+    "Place",
+    "SimulationError",
+    "Span",
+    "Timeline",
+    "current_gpu",
+    "execute",
+    "gpu",
+    "trace",
+]
 
 
 if asked := os.environ.get("CUTELAB_SIMULATE"):

@@ -6,14 +6,23 @@ import numpy as np
 
 from cutelab.simulator import numbers
 from cutelab.simulator.errors import MemoryFault, UninitializedRead
+from cutelab.simulator.global_races import WEAK, Access
 from cutelab.simulator.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from cutelab.simulator.operands import numpy_type
-from cutelab.simulator.races import Shadow
+from cutelab.simulator.races import THREAD, Shadow
 from cutelab.simulator.state import State
 
 RANK_SHIFT = 24
 """An address of shared::cluster has the CTA's rank + 1 from this bit on, or 0 for one's own."""
 OFFSET = (1 << RANK_SHIFT) - 1
+
+WORDS_128 = np.dtype([("low", "u8"), ("high", "u8")])
+ATOMIC: dict[str, np.dtype] = {
+    **{kind: np.dtype(np.uint16) for kind in ("f16", "bf16")},
+    **{kind: np.dtype(np.uint32) for kind in ("f16x2", "bf16x2")},
+    "b128": WORDS_128,
+}
+"""What atomic operations see in memory, of types that NumPy doesn't have."""
 
 
 class Accesses(State):
@@ -103,7 +112,13 @@ class Accesses(State):
         if shadow := self.shadow_of(region):
             self.count_banks("ld", loaded[0].nbytes, self.ids(s), addresses)
             self.unwritten = shadow.on_read(self.agent[s], addresses, loaded[0].nbytes)
+        elif region is self.memory:
+            self.memory.races.on_read(self.access(self.agent[s]), addresses, loaded[0].nbytes)
         return loaded
+
+    def access(self, warps: np.ndarray, kind: int = THREAD, scope: int = WEAK) -> Access:
+        """The instruction being executed as an access to global memory by these warps, or their engines."""
+        return self.memory.races.access(self.order, warps, kind, scope, self.at)
 
     def store(self, space: str, addresses: np.ndarray, values: np.ndarray, s: Any) -> None:
         region, addresses = self.region(space, addresses, s)
@@ -111,25 +126,59 @@ class Accesses(State):
         if shadow := self.shadow_of(region):
             self.count_banks("st", values[0].nbytes, self.ids(s), addresses)
             shadow.on_write(self.agent[s], addresses, values[0].nbytes)
+        elif region is self.memory:
+            self.memory.races.on_write(self.access(self.agent[s]), addresses, values[0].nbytes)
 
     def atomic(
         self, operation: str, kind: str, space: str, addresses: np.ndarray, s: Any, *values: np.ndarray
     ) -> np.ndarray:
         """Lane after lane; what was there before each."""
         region, addresses = self.region(space, addresses, s)
-        dtype = np.dtype(numpy_type(kind)) if kind[-2:] != "x2" and kind != "bf16" and kind != "f16" else None
-        dtype = dtype or np.dtype(np.uint32 if kind.endswith("x2") else np.uint16)
+        dtype = ATOMIC.get(kind) or np.dtype(numpy_type(kind))
         if shadow := self.shadow_of(region):
             self.order_atomic(shadow, addresses, dtype.itemsize, s)
+        elif region is self.memory:
+            self.strong(addresses, dtype.itemsize, s, writes=True)
         values = tuple(value.astype(dtype, copy=False) for value in values)
         together = len(np.unique(addresses)) == len(addresses)
         old = np.empty(len(addresses), dtype)
+        changed = False
         for part in [slice(None)] if together else [slice(n, n + 1) for n in range(len(addresses))]:
             old[part] = region.load(addresses[part], dtype, 1)[:, 0]
-            new = combined(operation, kind, old[part], *(value[part] for value in values))
-            region.store(addresses[part], new.astype(dtype, copy=False)[:, None])
-        self.progress()
+            new = numbers.combined(operation, kind, old[part], *(value[part] for value in values))
+            if kind == "f32" and region is self.memory:  # in shared memory, subnormal numbers count
+                new = numbers.flush(numbers.flush(old[part]) + numbers.flush(values[0][part]))
+            new = new.astype(dtype, copy=False)
+            region.store(addresses[part], new[:, None])
+            changed |= new.tobytes() != old[part].tobytes()
+        self.polled(s)
+        if changed:
+            self.memory.changes += 1
+            self.progress()
         return old
+
+    def atomic_128(
+        self, operation: str, space: str, addresses: np.ndarray, s: Any, *halves: np.ndarray
+    ) -> np.ndarray:
+        """`atomic` of 16 bytes; halves: low and high ones of each value. Returns those, (2, threads)."""
+        values = []
+        for low, high in zip(halves[::2], halves[1::2], strict=True):
+            values.append(np.empty(len(addresses), WORDS_128))
+            values[-1]["low"], values[-1]["high"] = low, high
+        old = self.atomic(operation, "b128", space, addresses, s, *values)
+        return np.stack([old["low"], old["high"]])
+
+    def strong(
+        self, addresses: np.ndarray, size: int, s: Any, reads: bool = True, writes: bool = False
+    ) -> None:
+        """The instruction being executed is a strong access to global memory."""
+        self.memory.races.strong(self.order, self.agent[s], addresses, size, self.at, reads, writes)
+
+    def polled(self, s: Any) -> None:
+        """The executing warps have looked for something that others may do."""
+        self.peers[0].polls += 1
+        for warp in self.warps_of(s):
+            self.peers[0].polling[warp] = self.at
 
     def order_atomic(self, shadow: Shadow, addresses: np.ndarray, size: int, s: Any) -> None:
         warp = self.agent[s]
@@ -156,12 +205,16 @@ class Accesses(State):
                 unwritten[lanes] = False if found is None else found
 
             shadow.one_by_one(warp, addresses, access)
+        elif region is self.memory:
+            self.strong(addresses, loaded[0].nbytes, s)
+        self.polled(s)
         self.unwritten = unwritten if unwritten.any() else None
         return loaded
 
     def store_ordered(self, space: str, addresses: np.ndarray, values: np.ndarray, s: Any) -> None:
         """`store`, by which threads may let others go on."""
         region, addresses = self.region(space, addresses, s)
+        before = region.load(addresses, values.dtype, values.shape[1])
         region.store(addresses, values)
         warp, size = self.agent[s], values[0].nbytes
         if shadow := self.shadow_of(region):
@@ -170,7 +223,11 @@ class Accesses(State):
                 shadow.on_write(warp[lanes], addresses[lanes], size)
 
             shadow.one_by_one(warp, addresses, access)
-        self.progress()
+        elif region is self.memory:
+            self.strong(addresses, size, s, reads=False, writes=True)
+        if before.tobytes() != values.tobytes():
+            self.memory.changes += 1
+            self.progress()
 
     # --- Values that nobody has written: they may be moved and computed with, but not used
 
@@ -203,22 +260,10 @@ class Accesses(State):
                 if not self.taint[register].any():
                     del self.taint[register]
 
+    def check_vector(self, addresses: np.ndarray, size: int) -> None:
+        if (addresses % size).any():
+            bad = int(np.flatnonzero(addresses % size)[0])
+            raise MemoryFault(f"misaligned: lane {bad} accesses {size} bytes at {int(addresses[bad]):#x}")
+
     def place(self, address: int) -> str:
         return f"byte {address - SHARED_BASE} of {self.shared.name}"
-
-
-def combined(operation: str, kind: str, old: np.ndarray, value: np.ndarray, *new: np.ndarray) -> np.ndarray:
-    """What an atomic operation leaves in memory (PTX ISA, "atom")."""
-    if operation == "cas":
-        return np.where(old == value, new[0], old)
-    if operation == "exch":
-        return value
-    if operation == "inc":
-        return np.where(old >= value, 0, old + 1)
-    if operation == "dec":
-        return np.where((old == 0) | (old > value), value, old - 1)
-    if kind in ("f16x2", "bf16x2"):
-        return numbers.packed(kind, operation, old, value)
-    if kind in ("f16", "bf16"):
-        return numbers.half(kind, operation, old, value)
-    return numbers.REDUCTIONS[operation](old, value)

@@ -15,6 +15,8 @@ COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 INFIX = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^"}
 HALVES = {"f16": "b16", "bf16": "b16"}
 BYTES = {"e4m3": "b8", "e5m2": "b8"}
+INTEGER_PAIRS = ("s16x2", "u16x2")
+DIRECTED = ("rz", "rm", "rp")
 PAIRS = {"f16x2": "b32", "bf16x2": "b32", "e4m3x2": "b16", "e5m2x2": "b16"}
 STORED = HALVES | BYTES | PAIRS | {"tf32": "b32"}
 """The bits in which numbers of formats that NumPy doesn't have are kept."""
@@ -64,10 +66,33 @@ class Arithmetic(Operands):
     def op_slct(self, i: Instruction) -> Statements:
         kind, tested = i.modifiers[-2:]
         target, a, b, c = i.operands
-        chosen = f"np.where({self.read(c, tested)} >= 0, {self.read(a, kind)}, {self.read(b, kind)})"
+        chosen = f"np.where({self.number(i, c, tested)} >= 0, {self.read(a, kind)}, {self.read(b, kind)})"
         return self.write(target, kind, chosen)
 
     # --- Sums and products, of integers, floats, and numbers of 16 bits
+
+    def number(self, i: Instruction, operand: Any, kind: str) -> str:
+        """`read`; with `.ftz`, a subnormal float32 is zero."""
+        value = self.read(operand, kind)
+        return f"numbers.flush({value})" if "ftz" in i.modifiers and kind == "f32" else value
+
+    def result(self, i: Instruction, kind: str, value: str) -> Statements:
+        """`write` to the first operand. `.sat`: clipped to 0 … 1, NaN being 0; `.ftz`: zero if subnormal."""
+        if "sat" in i.modifiers:
+            value = f"numbers.saturate({value})"
+        if "ftz" in i.modifiers and kind == "f32":
+            value = f"numbers.flush(np.asarray({value}, np.float32))"
+        return self.write(i.operands[0], kind, value)
+
+    def directed(self, i: Instruction, kind: str, operation: str) -> str | None:
+        """A float result that is rounded in one direction; None where that isn't asked for."""
+        mode = part(i.modifiers, DIRECTED)
+        if not mode or kind[0] != "f":
+            return None
+        if kind != "f32":
+            raise self.unsupported()
+        values = ", ".join(self.number(i, x, kind) for x in i.operands[1:])
+        return f"numbers.directed({operation!r}, {mode!r}, {values})"
 
     def small(self, i: Instruction, how: str) -> Statements | None:
         """The statement for numbers of 16 bits, alone or in pairs; None for other types."""
@@ -75,13 +100,18 @@ class Arithmetic(Operands):
         if kind not in HALVES and kind not in ("f16x2", "bf16x2"):
             return None
         function = "packed" if kind.endswith("x2") else "half"
-        how = ".".join((how, *(m for m in i.modifiers if m in ("sat", "relu", "NaN"))))
+        how = ".".join((how, *(m for m in i.modifiers if m in ("sat", "relu", "NaN", "ftz", "xorsign"))))
         result = f"numbers.{function}({kind!r}, {how!r}, {self.arguments(i.operands[1:], STORED[kind])})"
         return self.write(i.operands[0], STORED[kind], result)
 
-    def clipped(self, i: Instruction, value: str) -> str:
-        """`.sat`: clipped to 0 … 1, NaN being 0."""
-        return f"numbers.saturate({value})" if "sat" in i.modifiers else value
+    def integer_pair(self, i: Instruction) -> Statements | None:
+        """The statement for pairs of 16-bit integers; None for other types."""
+        kind = i.modifiers[-1]
+        if kind not in INTEGER_PAIRS:
+            return None
+        values = self.arguments(i.operands[1:], "b32")
+        how = f"{i.opcode!r}, {kind[0] == 's'}, {'relu' in i.modifiers}"
+        return self.write(i.operands[0], "b32", f"integers.pairwise({how}, {values})")
 
     def binary(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
@@ -90,11 +120,41 @@ class Arithmetic(Operands):
             values = self.arguments((a, b), kind)
             return self.write(target, kind, f"integers.saturated({values}, {i.opcode == 'sub'})")
         if "cc" in i.modifiers:
-            raise self.unsupported()
-        value = f"{self.read(a, kind)} {INFIX[i.opcode]} {self.read(b, kind)}" if kind not in STORED else ""
-        return self.small(i, INFIX[i.opcode]) or self.write(target, kind, self.clipped(i, value))
+            return self.with_carry(i, False)
+        if small := self.small(i, INFIX[i.opcode]) or self.integer_pair(i):
+            return small
+        value = f"{self.number(i, a, kind)} {INFIX[i.opcode]} {self.number(i, b, kind)}"
+        return self.result(i, kind, self.directed(i, kind, i.opcode) or value)
 
     op_add = op_sub = op_and = op_or = op_xor = binary
+
+    # --- Integers of more words than one, with a carry between instructions
+
+    def with_carry(self, i: Instruction, takes: bool) -> Statements:
+        """{add,sub,mad}{c}.cc: the carry, or borrow, of each thread is a row of the predicates."""
+        if self.carry is None:
+            self.carry = self.bank_rows["p"]
+            self.bank_rows["p"] += 1
+        kind = i.modifiers[-1].replace("s", "u")
+        a, b, *c = (self.read(x, kind) for x in i.operands[1:])
+        if c:
+            product = f"{a} * {b}"
+            if "hi" in i.modifiers:
+                signed_half = self.upper_half(i.operands[1], i.operands[2], i.modifiers[-1])
+                product = f"{signed_half}.view({self.dtype(kind)})"
+            a, b = product, c[0]
+        carry = f"p[{self.carry}, s]" if takes else "False"
+        subtract = i.opcode.startswith("sub")
+        lines = [
+            f"total, carry = integers.add_with_carry({a}, {b}, {carry}, {subtract})",
+            self.write(i.operands[0], kind, "total"),
+        ]
+        return [*lines, f"p[{self.carry}, s] = carry"] if "cc" in i.modifiers else lines
+
+    def op_addc(self, i: Instruction) -> Statements:
+        return self.with_carry(i, True)
+
+    op_subc = op_madc = op_addc
 
     def op_not(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
@@ -106,12 +166,12 @@ class Arithmetic(Operands):
 
     def op_neg(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
-        return self.small(i, "neg") or self.write(i.operands[0], kind, f"-{self.read(i.operands[1], kind)}")
+        return self.small(i, "neg") or self.result(i, kind, f"-{self.read(i.operands[1], kind)}")
 
     def op_abs(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
         value = i.operands[1]
-        return self.small(i, "abs") or self.write(i.operands[0], kind, f"np.abs({self.read(value, kind)})")
+        return self.small(i, "abs") or self.result(i, kind, f"np.abs({self.read(value, kind)})")
 
     def op_copysign(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
@@ -119,20 +179,18 @@ class Arithmetic(Operands):
         return self.write(i.operands[0], kind, f"np.copysign({magnitude}, {sign})")
 
     def extreme(self, i: Instruction) -> Statements:
-        """min and max. Of a number and a NaN, PTX takes the number, unless `.NaN`."""
+        """min and max. Of a number and a NaN, PTX takes the number, unless `.NaN`; +0 is greater than -0."""
         kind = i.modifiers[-1]
-        if "xorsign" in i.modifiers:
-            raise self.unsupported()
-        if kind in HALVES or kind.endswith("x2"):
-            if kind.endswith("16x2") and kind[0] in "su":
-                raise self.unsupported()
-            return self.small(i, i.opcode) or []
-        quiet = kind[0] == "f" and "NaN" not in i.modifiers
-        function = f"np.f{i.opcode}" if quiet else f"np.{i.opcode}imum"
-        first, *others = (self.read(operand, kind) for operand in i.operands[1:])
+        if small := self.small(i, i.opcode) or self.integer_pair(i):
+            return small
+        values = [self.number(i, operand, kind) for operand in i.operands[1:]]
+        if kind[0] == "f":
+            how = f"{i.opcode!r}, {'NaN' in i.modifiers}, {'xorsign' in i.modifiers}"
+            return self.result(i, kind, f"numbers.extreme({how}, {', '.join(values)})")
+        first, *others = values
         for other in others:
-            first = f"{function}({first}, {other})"
-        return self.write(i.operands[0], kind, first)
+            first = f"np.{i.opcode}imum({first}, {other})"
+        return self.write(i.operands[0], kind, f"np.maximum({first}, 0)" if "relu" in i.modifiers else first)
 
     op_min = op_max = extreme
 
@@ -154,29 +212,41 @@ class Arithmetic(Operands):
             return self.write(target, wide, self.product(a, b, kind, wide))
         if "hi" in i.modifiers:
             return self.write(target, kind, self.upper_half(a, b, kind))
-        value = f"{self.read(a, kind)} * {self.read(b, kind)}" if kind not in STORED else ""
-        return self.small(i, "*") or self.write(target, kind, self.clipped(i, value))
+        if small := self.small(i, "*"):
+            return small
+        value = f"{self.number(i, a, kind)} * {self.number(i, b, kind)}"
+        return self.result(i, kind, self.directed(i, kind, "mul") or value)
 
     def op_mad(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
         target, a, b, c = i.operands
         if kind[0] == "f":
             return self.op_fma(i)
-        if "sat" in i.modifiers or "cc" in i.modifiers:
-            raise self.unsupported()
+        if "cc" in i.modifiers:
+            return self.with_carry(i, False)
         if "wide" in i.modifiers:
             wide = kind[0] + str(ptx.BITS[kind] * 2)
             return self.write(target, wide, f"{self.product(a, b, kind, wide)} + {self.read(c, wide)}")
         product = f"{self.read(a, kind)} * {self.read(b, kind)}"
         if "hi" in i.modifiers:
             product = self.upper_half(a, b, kind)
-        return self.write(target, kind, f"{product} + {self.read(c, kind)}")
+        return self.write(target, kind, self.sum(i, product, c))
+
+    def sum(self, i: Instruction, product: str, c: Any) -> str:
+        """The sum of a multiply-add of integers; `.sat` is there for s32."""
+        kind = i.modifiers[-1]
+        addend = self.read(c, kind)
+        return f"integers.saturated({product}, {addend})" if "sat" in i.modifiers else f"{product} + {addend}"
 
     def op_mul24(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
-        if "lo" not in i.modifiers:
-            raise self.unsupported()
-        return self.write(i.operands[0], kind, f"integers.mul24({self.arguments(i.operands[1:], kind)})")
+        values = self.arguments(i.operands[1:3], kind)
+        product = f"integers.mul24({values}, {'hi' in i.modifiers})"
+        return self.write(
+            i.operands[0], kind, product if i.opcode == "mul24" else self.sum(i, product, i.operands[3])
+        )
+
+    op_mad24 = op_mul24
 
     def op_fma(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
@@ -184,15 +254,15 @@ class Arithmetic(Operands):
             return self.write(i.operands[0], kind, f"numbers.fma({self.arguments(i.operands[1:], kind)})")
         if kind != "f32":
             return self.small(i, "fma") or []
-        # The product of two floats is exact as a double; the sum is rounded to double before it is to float.
-        a, b, c = (f"{self.array(x, kind)}.astype(np.float64)" for x in i.operands[1:])
-        return self.write(i.operands[0], kind, self.clipped(i, f"({a} * {b} + {c})"))
+        a, b, c = (f"np.asarray({self.number(i, x, kind)})" for x in i.operands[1:])
+        return self.result(i, kind, self.directed(i, kind, "fma") or f"numbers.fma_f32({a}, {b}, {c})")
 
     def op_div(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
         target, a, b = i.operands
         if kind[0] == "f":
-            return self.write(target, kind, f"{self.read(a, kind)} / {self.read(b, kind)}")
+            value = f"{self.number(i, a, kind)} / {self.number(i, b, kind)}"
+            return self.result(i, kind, self.directed(i, kind, "div") or value)
         return self.write(target, kind, f"integers.divide({self.read(a, kind)}, {self.read(b, kind)})[0]")
 
     def op_rem(self, i: Instruction) -> Statements:
@@ -205,7 +275,10 @@ class Arithmetic(Operands):
         target, a, b, c = i.operands
         kind = "s32" if "s32" in (a_type, b_type) else "u32"
         values = f"{self.arguments((a, b), 'b32')}, {self.read(c, kind)}"
-        return self.write(target, kind, f"integers.dot({values}, {a_type!r}, {b_type!r})")
+        half = part(i.modifiers, ("lo", "hi"))
+        return self.write(target, kind, f"integers.dot({values}, {a_type!r}, {b_type!r}, {half!r})")
+
+    op_dp2a = op_dp4a
 
     def op_sad(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]
@@ -248,10 +321,15 @@ class Arithmetic(Operands):
         return self.write(target, kind, f"integers.insert_field({field})")
 
     def op_lop3(self, i: Instruction) -> Statements:
-        target, *values, table = i.operands
+        target, *values, table = i.operands[:5]
         if i.modifiers[-1] != "b32" or len(values) != 3:
             raise self.unsupported()
-        return self.write(target, "b32", f"integers.logic({self.arguments(values, 'b32')}, {table.value})")
+        logic = f"integers.logic({self.arguments(values, 'b32')}, {table.value})"
+        if not isinstance(target, Pair):
+            return self.write(target, "b32", logic)
+        test = f"(bits != 0) {INFIX[i.modifiers[0]]} {self.read(i.operands[5], 'pred')}"
+        lines = [f"bits = {logic}", f"test = {test}", self.write(target.second, "pred", "test")]
+        return [*lines, self.write(target.first, "b32", "bits")]
 
     def op_popc(self, i: Instruction) -> Statements:
         return self.write(
@@ -275,6 +353,20 @@ class Arithmetic(Operands):
         values = self.arguments(i.operands[1:], "b32")
         return self.write(i.operands[0], "b32", f"integers.permute_bytes({values}, {mode!r})")
 
+    def op_fns(self, i: Instruction) -> Statements:
+        mask, base, offset = i.operands[1:]
+        values = f"{self.arguments((mask, base), 'b32')}, {self.read(offset, 's32')}"
+        return self.write(i.operands[0], "b32", f"integers.find_nth_set({values})")
+
+    def op_bmsk(self, i: Instruction) -> Statements:
+        values = self.arguments(i.operands[1:], "b32")
+        return self.write(i.operands[0], "b32", f"integers.bit_mask({values}, {'wrap' in i.modifiers})")
+
+    def op_szext(self, i: Instruction) -> Statements:
+        kind = i.modifiers[-1]
+        value, width = self.read(i.operands[1], kind), self.read(i.operands[2], "u32")
+        return self.write(i.operands[0], kind, f"integers.extend({value}, {width}, {'wrap' in i.modifiers})")
+
     # --- Functions
 
     def unary(self, i: Instruction) -> Statements:
@@ -286,17 +378,20 @@ class Arithmetic(Operands):
             "rcp": "1 / ({})", "sqrt": "np.sqrt({})", "rsqrt": "1 / np.sqrt({})", "ex2": "np.exp2({})",
             "lg2": "np.log2({})", "tanh": "np.tanh({})", "sin": "np.sin({})", "cos": "np.cos({})",
         }[i.opcode]  # fmt: skip
-        return self.write(i.operands[0], kind, function.format(self.read(i.operands[1], kind)))
+        value = function.format(self.number(i, i.operands[1], kind))
+        return self.result(i, kind, self.directed(i, kind, i.opcode) or value)
 
     op_rcp = op_sqrt = op_rsqrt = op_ex2 = op_lg2 = op_tanh = op_sin = op_cos = unary
 
     # --- Comparisons
 
-    def comparison(self, compare: str, a: Any, b: Any, kind: str) -> str:
+    def comparison(self, i: Instruction, compare: str, kind: str) -> str:
         """An expression that is true where a compares to b; half-precision numbers compare as floats."""
-        left, right = self.read(a, STORED.get(kind, kind)), self.read(b, STORED.get(kind, kind))
+        left, right = (self.number(i, x, STORED.get(kind, kind)) for x in i.operands[1:3])
         if kind in HALVES:
             left, right = (f"numbers.from_bits({value}, {kind!r})" for value in (left, right))
+            if "ftz" in i.modifiers:
+                left, right = (f"numbers.flush({value}, {kind!r})" for value in (left, right))
         if kind[0] not in "fb" or kind in ("b16", "b32", "b64"):
             return f"({left} {COMPARE[compare]} {right})"
         unordered = f"np.isnan({left}) | np.isnan({right})"
@@ -311,32 +406,50 @@ class Arithmetic(Operands):
     def op_setp(self, i: Instruction) -> Statements:
         kind, compare = i.modifiers[-1], i.modifiers[0]
         combine = part(i.modifiers[1:-1], ("and", "or", "xor"))
-        target, a, b, *third = i.operands
+        target, _, _, *third = i.operands
+        if kind in ("f16x2", "bf16x2"):
+            return self.compare_pair(i, kind, compare, extra=third)
         if kind not in ptx.BITS and kind not in HALVES:
             raise self.unsupported()
         first, second = (target.first, target.second) if isinstance(target, Pair) else (target, None)
         extra = f" {INFIX[combine]} {self.read(third[0], 'pred')}" if combine else ""
-        lines = [f"test = {self.comparison(compare, a, b, kind)}", self.write(first, "pred", "test" + extra)]
+        lines = [f"test = {self.comparison(i, compare, kind)}", self.write(first, "pred", "test" + extra)]
         return lines if second is None else [*lines, self.write(second, "pred", "~test" + extra)]
+
+    def compare_pair(self, i: Instruction, kind: str, compare: str, extra: list[Any]) -> Statements:
+        """setp of two pairs of 16-bit floats: p is for their lower halves, q for the upper ones."""
+        combine = part(i.modifiers[1:-1], ("and", "or", "xor"))
+        also = f" {INFIX[combine]} {self.read(extra[0], 'pred')}" if combine else ""
+        values, flush = self.arguments(i.operands[1:3], "b32"), "ftz" in i.modifiers
+        target = i.operands[0]
+        return [
+            f"low, high = numbers.compare_pairs({kind!r}, {compare!r}, {flush}, {values})",
+            self.write(target.first, "pred", "low" + also),
+            self.write(target.second, "pred", "high" + also),
+        ]
 
     def op_set(self, i: Instruction) -> Statements:
         to, kind = i.modifiers[-2:]
         combine = part(i.modifiers[1:-2], ("and", "or", "xor"))
-        target, a, b, *third = i.operands
-        if to not in ptx.BITS or kind not in ptx.BITS:
+        target, _, _, *third = i.operands
+        if kind not in ptx.BITS and kind not in HALVES:
             raise self.unsupported()
-        test = self.comparison(i.modifiers[0], a, b, kind)
+        test = self.comparison(i, i.modifiers[0], kind)
         test += f" {INFIX[combine]} {self.read(third[0], 'pred')}" if combine else ""
-        true = "np.float32(1)" if to == "f32" else f"{self.dtype(to)}(-1 & {(1 << ptx.BITS[to]) - 1})"
-        if to == "s32":
-            true = "np.int32(-1)"
+        if to in HALVES:
+            one = {"f16": 0x3C00, "bf16": 0x3F80}[to]
+            return self.write(target, "b16", f"np.where({test}, np.uint16({one}), np.uint16(0))")
+        if to not in ptx.BITS:
+            raise self.unsupported()
+        true = "np.float32(1)" if to == "f32" else f"~{self.dtype(to)}(0)"
         return self.write(target, to, f"np.where({test}, {true}, {self.dtype(to)}(0))")
 
     def op_testp(self, i: Instruction) -> Statements:
         what, kind = i.modifiers
         value = self.read(i.operands[1], kind)
         test = {"finite": "np.isfinite({})", "infinite": "np.isinf({})", "notanumber": "np.isnan({})",
-                "number": "~np.isnan({})"}.get(what)  # fmt: skip
+                "number": "~np.isnan({})", "normal": "numbers.is_normal({})",
+                "subnormal": "numbers.is_subnormal({})"}.get(what)  # fmt: skip
         if test is None:
             raise self.unsupported()
         return self.write(i.operands[0], "pred", test.format(value))

@@ -8,28 +8,38 @@ from typing import Any
 import numpy as np
 
 from cutelab.simulator import engines
-from cutelab.simulator.accesses import OFFSET, Accesses
+from cutelab.simulator.accesses import OFFSET
 from cutelab.simulator.barriers import MBarrier
 from cutelab.simulator.errors import BarrierError, MemoryFault, RaceError, UninitializedRead
+from cutelab.simulator.global_races import WEAK, Access
 from cutelab.simulator.memory import SHARED_BASE
-from cutelab.simulator.races import BULK_LOAD, BULK_STORE, CP_ASYNC
-from cutelab.simulator.tensormap import TensorMap, decode
+from cutelab.simulator.races import BULK_LOAD, BULK_STORE, BULK_WRITE, CP_ASYNC, GPU
+from cutelab.simulator.tensormap import TensorMap, decode, replaced, replaced_parts
+from cutelab.simulator.warps import Warps
 
 BULK_ALIGNMENT = 16
 
 
-class Asynchronous(Accesses):
+class Asynchronous(Warps):
     # --- Groups
 
     def commit(self, kind: int, s: Any) -> None:
         """What the executing warps gave an engine so far makes up a group."""
         for warp in self.warps_of(s):
             self.order.commit(kind, warp)
+            if kind == BULK_STORE:
+                self.order.commit(BULK_WRITE, warp)
 
     def wait(self, kind: int, groups: int, s: Any) -> None:
         """All but the newest groups of an engine are done, as the executing warps know from here on."""
         for warp in self.warps_of(s):
             self.order.wait(kind, warp, groups, warp)
+            if kind == BULK_WRITE:  # what is written has been read
+                self.order.wait(BULK_STORE, warp, groups, warp)
+
+    def fence(self, scope: int, s: Any) -> None:
+        for warp in self.warps_of(s):
+            self.order.fence(warp, scope)
 
     def fence_async_proxy(self, s: Any) -> None:
         for warp in self.warps_of(s):
@@ -41,11 +51,15 @@ class Asynchronous(Accesses):
         """Copies `size` bytes for each thread, of which only `present` are read and the others zero."""
         present = self.lanes(size if present is None else np.minimum(present, size), s)
         words = np.zeros((len(to), size // 4), np.uint32)
-        whole = present == size
+        whole, races = present == size, self.memory.races
         if whole.any():
-            words[whole] = self.memory.load(source[whole], np.dtype(np.uint32), size // 4)
+            there = source[whole]
+            words[whole] = self.memory.load(there, np.dtype(np.uint32), size // 4)
+            races.on_read(self.access(self.agent[s][whole], CP_ASYNC), there, size)
         for lane in np.flatnonzero(~whole & (present > 0)):
             few = self.memory.load(source[lane : lane + 1] + np.arange(present[lane]), np.dtype(np.uint8), 1)
+            who = self.access(self.agent[s][lane : lane + 1], CP_ASYNC)
+            races.on_read(who, source[lane : lane + 1], int(present[lane]))
             words[lane] = np.pad(few.ravel(), (0, size - int(present[lane]))).view(np.uint32)
         region, to = self.region("shared", to, s)
         region.store(to, words)
@@ -153,6 +167,30 @@ class Asynchronous(Accesses):
         region, place = self.region("generic", np.array([address]), s)
         return decode(region.load(place[0] + np.arange(128), np.dtype(np.uint8), 1).tobytes())
 
+    def replace_tensor_map(
+        self, field: str, mode: int, space: str, addresses: np.ndarray, value: Any, s: Any
+    ) -> None:
+        """tensormap.replace, thread by thread."""
+        values = self.lanes(value, s)
+        for lane in range(len(addresses)):
+            one = self.ids(s)[lane : lane + 1]
+            for part in replaced_parts(field, mode):
+                place = addresses[lane : lane + 1] + 4 * part[0]
+                word = int(self.load(space, place, np.uint32, 1, one)[0, 0])
+                new = replaced(word, part, field, int(values[lane]))
+                self.store(space, place, np.array([[new]], np.uint32), one)
+
+    def copy_tensor_map(self, to: np.ndarray, source: np.ndarray, s: Any) -> None:
+        """tensormap.cp_fenceproxy: 128 bytes of shared memory to global memory, once for each warp."""
+        self.whole_warps(s)
+        first, _, _ = self.first_of_warps(self.ids(s))
+        for lane in first.tolist():
+            one = self.ids(s)[lane : lane + 1]
+            parts = 16 * np.arange(8)
+            threads = one.repeat(len(parts))
+            words = self.load("shared", source[lane] + parts, np.uint64, 2, threads)
+            self.store("global", to[lane] + parts, words, threads)
+
     def bulk_load(
         self, to: np.ndarray, maps: np.ndarray, start: list[Any], barriers: np.ndarray, mask: Any, s: Any
     ) -> None:
@@ -160,7 +198,9 @@ class Asynchronous(Accesses):
         coordinates = [self.lanes(c, s) for c in start]
         for lane, thread in enumerate(self.ids(s)):
             tensor = self.tensor_map(int(maps[lane]), s)
-            values = engines.load_box(self.memory, tensor, tuple(int(c[lane]) for c in coordinates))
+            at = tuple(int(c[lane]) for c in coordinates)
+            values = engines.load_box(self.memory, tensor, at)
+            self.memory.races.on_box_read(self.by_engine(BULK_LOAD, int(thread)), tensor, at)
             for peer, place, barrier in self.destinations(int(to[lane]), int(barriers[lane]), mask, lane, s):
                 places = engines.put_box(peer.shared, tensor, place, values)
                 self.arrived(peer, barrier, places, values.nbytes, int(thread))
@@ -174,19 +214,28 @@ class Asynchronous(Accesses):
         barriers: np.ndarray,
         from_global: bool,
         mask: Any,
+        reduction: str,
+        kind: str,
         s: Any,
     ) -> None:
-        """cp.async.bulk into shared memory, from global memory or the CTA's own."""
+        """cp.async.bulk, or cp.reduce.async.bulk, into shared memory, from global memory or the CTA's own."""
         sizes = self.lanes(size, s)
         for lane, thread in enumerate(self.ids(s)):
             places = self.bulk_places(int(source[lane]), int(sizes[lane]))
             memory, places = (self.memory, places) if from_global else self.region("shared", places, s)
             values = memory.load(places, np.dtype(np.uint64), 2)
-            if not from_global:
+            if from_global:
+                who = self.by_engine(BULK_LOAD, int(thread), len(places))
+                self.memory.races.on_read(who, places, BULK_ALIGNMENT)
+            else:
                 self.engine_reads(places, int(thread), BULK_LOAD)
             for peer, place, barrier in self.destinations(int(to[lane]), int(barriers[lane]), mask, lane, s):
                 targets = self.bulk_places(place, int(sizes[lane]))
-                peer.shared.store(targets, values)
+                new = values
+                if reduction:
+                    old = peer.shared.load(targets, np.dtype(np.uint64), 2)
+                    new = engines.reduced(reduction, kind, old, values)
+                peer.shared.store(targets, new)
                 self.arrived(peer, barrier, targets, values.nbytes, int(thread))
         self.progress()
 
@@ -212,11 +261,16 @@ class Asynchronous(Accesses):
             raise MemoryFault(f"misaligned: a bulk copy of {size} bytes at {start:#x}, where 16 divides both")
         return start + np.arange(0, size, BULK_ALIGNMENT)
 
-    def store_async(self, to: np.ndarray, values: np.ndarray, barriers: np.ndarray, s: Any) -> None:
-        """st.async, thread by thread."""
+    def store_async(
+        self, to: np.ndarray, values: np.ndarray, barriers: np.ndarray, reduction: str, kind: str, s: Any
+    ) -> None:
+        """st.async and red.async, thread by thread."""
         for lane, thread in enumerate(self.ids(s)):
             peer, place = self.owner(to[lane : lane + 1])
-            peer.shared.store(place, values[lane : lane + 1])
+            new = values[lane : lane + 1]
+            if reduction:
+                new = engines.reduced(reduction, kind, peer.shared.load(place, new.dtype, 1), new)
+            peer.shared.store(place, new)
             warp, barrier = int(self.agent[thread]), int(barriers[lane]) & OFFSET
             peer.shadow.on_write(np.array([warp]), place, values[lane].nbytes, BULK_LOAD)
             peer.own_mbarrier(barrier).complete(values[lane].nbytes, self.order.complete(BULK_LOAD, warp))
@@ -232,6 +286,8 @@ class Asynchronous(Accesses):
             at = tuple(int(c[lane]) for c in coordinates)
             places = engines.store_box(self.memory, self.shared, tensor, int(source[lane]), at, reduction)
             self.engine_reads(places, int(thread), BULK_STORE)
+            who = self.by_engine(BULK_WRITE, int(thread), scope=GPU if reduction else WEAK)
+            self.memory.races.on_box_write(who, tensor, at)
         self.progress()
 
     def bulk_copy_out(
@@ -248,7 +304,14 @@ class Asynchronous(Accesses):
                 old = self.memory.load(targets, np.dtype(np.uint64), 2)
                 values = engines.reduced(reduction, kind, old, values)
             self.memory.store(targets, values)
+            scope = GPU if reduction else WEAK
+            who = self.by_engine(BULK_WRITE, int(thread), len(targets), scope)
+            self.memory.races.on_write(who, targets, BULK_ALIGNMENT)
         self.progress()
+
+    def by_engine(self, kind: int, thread: int, lanes: int = 1, scope: int = WEAK) -> Access:
+        """An access to global memory that a thread has an engine do."""
+        return self.access(np.full(lanes, self.agent[thread]), kind, scope)
 
     def engine_reads(self, places: np.ndarray, thread: int, kind: int) -> None:
         """A bulk copy reads 16 bytes of shared memory at each of `places`."""

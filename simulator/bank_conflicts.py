@@ -58,6 +58,23 @@ class BankConflicts:
         phases = [_wavefronts(kind, size, phase) for phase in addresses.reshape(-1, lanes)]
         return sum(phases), sum(wavefronts > 0 for wavefronts in phases)
 
+    def by_line(self) -> str:
+        """A table of the program's lines, or of PTX without line information; the worst first."""
+        lines: dict[str, Cost] = {}
+        for instruction, cost in self.costs.items():
+            source = instruction.source
+            unknown = f"PTX line {instruction.line}: {instruction.text}"
+            where = f"{source[0]}:{source[1]}" if source else unknown
+            total = lines.setdefault(where, Cost())
+            total.executed += cost.executed
+            total.wavefronts += cost.wavefronts
+            total.ideal += cost.ideal
+        table = ["executed  wavefronts  conflicts  line"]
+        for where, cost in sorted(lines.items(), key=lambda item: item[1].ideal - item[1].wavefronts):
+            lost = cost.wavefronts - cost.ideal
+            table.append(f"{cost.executed:8}  {cost.wavefronts:10}  {lost:9}  {where}")
+        return "\n".join(table)
+
     def __str__(self) -> str:
         worst = sorted(self.costs.items(), key=lambda item: item[1].ideal - item[1].wavefronts)
         lines = ["executed  wavefronts  conflicts  instruction"]

@@ -31,7 +31,7 @@ class Collective(Operands):
 
     def op_wgmma(self, i: Instruction) -> Statements:
         if i.modifiers[0] == "fence":
-            return "pass"
+            return "c.wgmma_fence(s)"
         if i.modifiers[0] == "commit_group":
             return f"c.commit({WGMMA}, s)"
         if i.modifiers[0] == "wait_group":
@@ -39,7 +39,7 @@ class Collective(Operands):
         if "sp" in i.modifiers:
             raise self.unsupported()
         shape = next(m for m in i.modifiers if m.startswith("m64n"))
-        types = i.modifiers[-3:]
+        types = tuple(m for m in i.modifiers if m != "satfinite")[-3:]
         n, k = shape[4:].split("k")
         d, a, b, keep, *options = i.operands
         source = self.row_list(a) if isinstance(a, Vector) else self.read(a, "b64")

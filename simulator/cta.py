@@ -2,11 +2,11 @@
 
 from cutelab.simulator.asynchronous import Asynchronous
 from cutelab.simulator.matrices import Matrices
+from cutelab.simulator.printing import Printing
 from cutelab.simulator.state import WARP, WARPGROUP
-from cutelab.simulator.warps import Warps
 
 __all__ = ["WARP", "WARPGROUP", "Cta"]
 
 
-class Cta(Matrices, Asynchronous, Warps):
+class Cta(Matrices, Asynchronous, Printing):
     """Its methods are what the source that `translate` generates calls, as `c`."""

@@ -17,18 +17,29 @@ SWIZZLE_MASKS = {0: 0, 32: 1, 64: 3, 128: 7}
 """How many bits of the number of a 128-byte line are XORed into that of the 16 bytes, by swizzle width."""
 
 
+OUTSIDE_NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "tf32": 0x7FFFFFFF, "f64": (1 << 63) - 1}
+"""What elements outside of a tensor read as that fills with NaN; which NaN it is isn't documented."""
+
+
 def swizzled(addresses: np.ndarray, width: int) -> np.ndarray:
     return addresses ^ ((addresses >> 7 & SWIZZLE_MASKS[width]) << 4)
 
 
 def box_elements(tensor: TensorMap, start: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The global address of each element of the box from `start` on, mode 0 fastest, and which exist."""
-    if set(tensor.element_strides) != {1} or tensor.interleave:
-        raise SimulationError("bulk tensor copies that skip elements or interleave are not supported")
+    """The global address of each element of the box from `start` on, mode 0 fastest, and which exist.
+
+    Of a mode with an element stride, ⌈box / stride⌉ elements are copied; mode 0 has none (CUDA driver API,
+    cuTensorMapEncodeTiled).
+    """
+    if tensor.interleave:
+        raise SimulationError("bulk tensor copies of interleaved tensors are not supported")
     addresses = np.full(1, tensor.address, np.int64)
     inside = np.ones(1, bool)
-    for first, extent, size, stride in zip(start, tensor.box, tensor.sizes, tensor.strides, strict=True):
-        index = first + np.arange(extent)
+    steps = (1, *tensor.element_strides[1:])
+    for first, extent, step, size, stride in zip(
+        start, tensor.box, steps, tensor.sizes, tensor.strides, strict=True
+    ):
+        index = first + np.arange(0, extent, step)
         addresses = (addresses + index[:, None] * stride).ravel()
         inside = (inside & ((index >= 0) & (index < size))[:, None]).ravel()
     return addresses, inside
@@ -40,11 +51,10 @@ def shared_bytes(tensor: TensorMap, destination: int, count: int) -> np.ndarray:
 
 
 def load_box(memory: GlobalMemory, tensor: TensorMap, start: tuple[int, ...]) -> np.ndarray:
-    """The elements of a box, as unsigned integers; zeros where it sticks out."""
+    """The elements of a box, as unsigned integers; zeros, or NaNs, where it sticks out."""
     addresses, inside = box_elements(tensor, start)
-    if tensor.nan_fill and not inside.all():
-        raise SimulationError("bulk tensor copies that fill with NaN are not supported")
-    values = np.zeros(addresses.shape, f"u{tensor.element_bytes}")
+    fill = OUTSIDE_NAN.get(tensor.element_type.split(".")[0], 0) if tensor.nan_fill else 0
+    values = np.full(addresses.shape, fill, f"u{tensor.element_bytes}")
     if inside.any():
         values[inside] = memory.load(addresses[inside], values.dtype, 1)[:, 0]
     return numbers.f32_to_tf32(values.view(np.float32)) if tensor.element_type.startswith("tf32") else values
@@ -81,15 +91,14 @@ def store_box(
 
 def reduced(operation: str, kind: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """What a bulk reduction of elements of type `kind` leaves in memory, in the words that it is given."""
-    old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
-    if kind in ("f16", "bf16"):
-        bits = numbers.half(kind, operation, *(x.view(np.uint16) for x in (old, new)))
-        return np.ascontiguousarray(bits).view(old.dtype)
-    name = kind.removesuffix(".ftz").replace("b", "u").replace("tf32", "f32").replace("s", "i")
-    dtype = np.dtype(f"{name[0]}{int(name[1:]) // 8}")
-    if operation not in numbers.REDUCTIONS:
-        raise SimulationError(f"bulk reduction {operation} is not supported")
-    return numbers.REDUCTIONS[operation](old.view(dtype), new.view(dtype)).view(old.dtype)
+    name = kind.removesuffix(".ftz").replace("tf32", "f32")
+    letter = {"b": "u", "u": "u", "s": "i", "f": "f"}[name[0]]
+    dtype = np.dtype(np.uint16) if name in ("f16", "bf16") else np.dtype(f"{letter}{int(name[1:]) // 8}")
+    elements = [np.ascontiguousarray(x).view(dtype) for x in (old, new)]
+    if kind.endswith(".ftz"):
+        elements = [numbers.flush(x) for x in elements]
+    result = numbers.combined(operation, name, *elements)
+    return np.ascontiguousarray(numbers.flush(result) if kind.endswith(".ftz") else result).view(old.dtype)
 
 
 # --- wgmma

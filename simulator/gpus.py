@@ -19,6 +19,9 @@ _CHIPS = {
     "sm_90a": (132, 227, 228, 2048, 50 * _KIB),
 }
 
+_MOST_CTAS = {"sm_86": 16, "sm_89": 24}
+"""CTAs of a multiprocessor, where they are not 32."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -54,6 +57,19 @@ class Gpu:
     def max_active_clusters(self, cluster_size: int) -> int:
         """How many clusters of blocks that fill a multiprocessor each run at a time."""
         return self.multiprocessors // cluster_size
+
+    def resident_ctas(self, threads: int, shared_bytes: int) -> int:
+        """How many CTAs run at a time, by their threads, and the bytes of shared memory that each declares.
+
+        A multiprocessor keeps 1 KiB of shared memory of each for itself. Registers are not looked at, for PTX
+        doesn't say how many a thread has.
+        """
+        each = min(
+            self.threads_per_multiprocessor // (-(-threads // 32) * 32),
+            self.shared_per_multiprocessor // (shared_bytes + _KIB),
+            _MOST_CTAS.get(self.arch, 32),
+        )
+        return max(each, 1) * self.multiprocessors
 
     def attribute(self, number: int) -> int:
         """What cudaDeviceGetAttribute says. Raises SimulationError for what isn't known here."""

@@ -52,10 +52,35 @@ def mul_hi(a: Values, b: Values) -> Values:
     return (wide[0] * wide[1] >> 64).astype(np.asarray(a).dtype)
 
 
-def mul24(a: Values, b: Values) -> Values:
-    """The lower 32 bits of a product of numbers of 24 bits."""
-    shift = np.asarray(a).dtype.type(8)
-    return (np.asarray(a) << shift >> shift) * (np.asarray(b) << shift >> shift)
+def mul24(a: Values, b: Values, upper: bool) -> Values:
+    """The lower, or the upper, 32 bits of a product of 48 bits of numbers of 24."""
+    dtype = np.asarray(a).dtype
+    shift = dtype.type(8)
+    wide = [(np.asarray(x) << shift >> shift).astype(f"{dtype.kind}8") for x in (a, b)]
+    product = wide[0] * wide[1]
+    return (product >> product.dtype.type(16) if upper else product).astype(dtype)
+
+
+def add_with_carry(a: Values, b: Values, carry: Values, subtract: bool) -> tuple[Values, Values]:
+    """Unsigned a + b + carry, or a - b - carry, and the carry, or borrow, out of it."""
+    a, b = np.broadcast_arrays(a, b)
+    one = np.asarray(carry).astype(a.dtype)
+    if subtract:
+        return a - b - one, (a < b) | ((a == b) & (one != 0))
+    total = a + b + one
+    return total, (total < a) | ((total == a) & (one != 0))
+
+
+def pairwise(operation: str, is_signed: bool, relu: bool, *values: Values) -> Values:
+    """add, sub, min or max of pairs of 16-bit integers in 32-bit registers."""
+    kind = np.int16 if is_signed else np.uint16
+    halves = [np.ascontiguousarray(np.asarray(x, np.uint32)[..., None]).view(kind) for x in values]
+    function = {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}[operation]
+    result = halves[0]
+    for other in halves[1:]:
+        result = function(result, other)
+    result = np.maximum(result, 0) if relu else result
+    return np.ascontiguousarray(result).view(np.uint32)[..., 0]
 
 
 def saturated(a: Values, b: Values, subtract: bool = False) -> Values:
@@ -162,11 +187,44 @@ def permute_bytes(a: Values, b: Values, selector: Values, mode: str = "") -> Val
     return result
 
 
-def dot(a: Values, b: Values, c: Values, a_type: str, b_type: str) -> Values:
-    """dp4a: the dot product of four bytes each, added to c."""
+def find_nth_set(mask: Values, base: Values, offset: Values) -> Values:
+    """fns: where the |offset|-th bit is that is set, from `base` on, up or down; all ones if nowhere."""
+    return np.vectorize(_find_nth_set, otypes=[np.uint32])(mask, base, offset)
+
+
+def _find_nth_set(mask: int, base: int, offset: int) -> int:
+    towards = range(int(base), 32) if offset >= 0 else range(int(base), -1, -1)
+    found = [place for place in towards if int(mask) >> place & 1]
+    if offset == 0:
+        return int(base) if found[:1] == [int(base)] else 0xFFFFFFFF
+    number = abs(int(offset))
+    return found[number - 1] if number <= len(found) else 0xFFFFFFFF
+
+
+def bit_mask(start: Values, length: Values, wrap: bool) -> Values:
+    """bmsk: `length` ones from bit `start` on; both are taken modulo 32, or at most 32."""
+    start, length = (np.asarray(x).astype(np.uint64) for x in (start, length))
+    start, length = ((x & np.uint64(31)) if wrap else np.minimum(x, np.uint64(32)) for x in (start, length))
+    return ((np.uint64(1) << length) - np.uint64(1) << start).astype(np.uint32)
+
+
+def extend(value: Values, width: Values, wrap: bool) -> Values:
+    """szext: the lowest `width` bits, taken modulo 32 or at most 32, with the sign or zeros above."""
+    dtype = np.asarray(value).dtype
+    width = np.asarray(width).astype(np.int64)
+    width = width & 31 if wrap else np.minimum(width, 32)
+    shifted = shift_left(np.asarray(value).astype(f"{dtype.kind}8"), 64 - width)
+    return shift_right(shifted, 64 - width).astype(dtype)
+
+
+def dot(a: Values, b: Values, c: Values, a_type: str, b_type: str, half: str = "") -> Values:
+    """dp4a: c plus the dot product of four bytes each. dp2a: of 16-bit numbers and half of b's bytes."""
+    size = 2 if half else 1
     wide = [
-        np.ascontiguousarray(x)[..., None].view(np.int8 if kind == "s32" else np.uint8).astype(np.int64)
-        for x, kind in ((a, a_type), (b, b_type))
+        np.ascontiguousarray(x)[..., None].view(f"{'i' if kind == 's32' else 'u'}{width}").astype(np.int64)
+        for x, kind, width in ((a, a_type, size), (b, b_type, 1))
     ]
+    if half:
+        wide[1] = wide[1][..., :2] if half == "lo" else wide[1][..., 2:]
     total = (wide[0] * wide[1]).sum(axis=-1) + np.asarray(c).astype(np.int64)
     return (total & 0xFFFFFFFF).astype(np.uint32).view(np.asarray(c).dtype)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import cutlass.cuda
 from cutlass.base_dsl import dsl
 from cutlass.base_dsl.compiler import CompileOptions
 from cutlass.base_dsl.env_manager import EnvironmentVarManager
@@ -112,6 +113,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (dsl.BaseDSL, "_get_name_options", with_options),
         (runtime._Tensor, "load_dltensor", load_as_global),
         (CudaDialectJitCompiledFunction, "__call__", refuse),
+        (cutlass.cuda, "initialize_cuda_context", lambda device_id=0, flags=0: None),
+        (cutlass.cuda, "stream_sync", lambda stream: None),
         (HardwareInfo, "__init__", without_driver),
         (HardwareInfo, "get_max_active_clusters", max_active_clusters),
         (HardwareInfo, "get_l2_cache_size_in_bytes", lambda self: _gpu().l2_bytes),

@@ -1,20 +1,18 @@
 """Runs the warps of a cluster: which go on, where lanes part and meet again, what they wait for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from cutelab.simulator.bank_conflicts import BankConflicts
 from cutelab.simulator.barriers import Barrier, ClusterBarrier
 from cutelab.simulator.cta import WARP, WARPGROUP, Cta
-from cutelab.simulator.engines import grid_points
 from cutelab.simulator.errors import BarrierError, Deadlock, DivergenceError, SimulationError
-from cutelab.simulator.memory import SHARED_BASE, GlobalMemory
+from cutelab.simulator.memory import SHARED_BASE
 from cutelab.simulator.ptx import Immediate, Instruction, Negated, Symbol
-from cutelab.simulator.races import Order
-from cutelab.simulator.translate import BARRIER, BRANCH, CLUSTER, EXIT, TRY_WAIT, Program, Segment
+from cutelab.simulator.translate import BARRIER, BRANCH, CLUSTER, EXIT, TRY_WAIT, Segment
 
 
 @dataclass(eq=False)
@@ -68,16 +66,30 @@ class Runner:
             for first in range(0, len(threads), WARP)
         ]
         self.cluster_barrier = ClusterBarrier({fragment.number for fragment in self.fragments})
+        self.steps = 0  # segments executed
 
-    def run(self) -> None:
-        segments = self.program.segments
+    def run(self, steps: float = inf, polls: float = inf) -> bool:
+        """To the end, or until it has executed so many segments or looked so often for what others may do.
+
+        Returns whether it has ended.
+        """
         with np.errstate(all="ignore"):
-            while self.fragments:
-                batch = self.pick()
-                try:
-                    self.step(segments[batch[0].segment], batch)
-                except SimulationError as error:
-                    raise type(error)(f"{error}\n  in {batch[0].cta.describe()}") from None
+            for _ in self.batches(steps, polls):
+                pass
+        return not self.fragments
+
+    def batches(self, steps: float = inf, polls: float = inf) -> Iterator[list[Fragment]]:
+        """What `run` does: each batch of fragments is shown, and executed as the next one is asked for."""
+        segments = self.program.segments
+        last_step, last_poll = self.steps + steps, self.ctas[0].polls + polls
+        while self.fragments and self.steps < last_step and self.ctas[0].polls < last_poll:
+            self.steps += 1
+            batch = self.pick()
+            yield batch
+            try:
+                self.step(segments[batch[0].segment], batch)
+            except SimulationError as error:
+                raise type(error)(f"{error}\n  in {batch[0].cta.describe()}") from None
 
     def pick(self) -> list[Fragment]:
         """Ready fragments at one segment of one CTA, to be executed at once."""
@@ -87,11 +99,19 @@ class Runner:
         if not ready:
             self.let_one_give_up()
             return self.pick()
+        batch = self.choose(ready, together)
+        for fragment in batch:
+            self.release(fragment)
+            fragment.steps += 1
+        return batch
+
+    def choose(self, ready: list[Fragment], together: set[Fragment]) -> list[Fragment]:
+        """together: those before a wgmma, which each warpgroup executes as one."""
         if self.random is None:
             leader = min(ready, key=lambda fragment: (fragment.steps, fragment.segment))
         else:
             leader = ready[self.random.integers(len(ready))]
-        batch = [
+        return [
             fragment
             for fragment in ready
             if fragment is leader
@@ -100,12 +120,12 @@ class Runner:
                 and (self.random is None or fragment in together or self.random.random() < 0.5)
             )
         ]
-        for fragment in batch:
-            if fragment.on_release:
-                fragment.on_release()
-            fragment.waiting, fragment.on_release, fragment.give_up, fragment.reason = None, None, None, ""
-            fragment.steps += 1
-        return batch
+
+    def release(self, fragment: Fragment) -> None:
+        """Nothing holds it back any more."""
+        if fragment.on_release:
+            fragment.on_release()
+        fragment.waiting, fragment.on_release, fragment.give_up, fragment.reason = None, None, None, ""
 
     def needs_warpgroup(self, fragment: Fragment) -> bool:
         return self.program.segments[fragment.segment].warpgroup
@@ -357,30 +377,3 @@ def threads_of(batch: list[Fragment]) -> Any:
     threads = np.sort(np.concatenate([fragment.threads for fragment in batch]))
     first, last = int(threads[0]), int(threads[-1])
     return slice(first, last + 1) if last - first + 1 == len(threads) else threads
-
-
-def run_grid(
-    program: Program,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared_bytes: int,
-    parameters: bytes,
-    memory: GlobalMemory,
-    seed: int | None = None,
-    cluster: tuple[int, int, int] = (1, 1, 1),
-    banks: BankConflicts | None = None,
-) -> None:
-    """Runs all clusters of a grid, one after the other."""
-    warps = -(-block[0] * block[1] * block[2] // WARP)
-    clusters = (grid[0] // cluster[0], grid[1] // cluster[1], grid[2] // cluster[2])
-    for x, y, z in grid_points(clusters):
-        order = Order(warps * cluster[0] * cluster[1] * cluster[2])
-        ctas = []
-        for rank, inside in enumerate(grid_points(cluster)):
-            index = x * cluster[0] + inside[0], y * cluster[1] + inside[1], z * cluster[2] + inside[2]
-            ctas.append(
-                Cta(program, index, grid, block, shared_bytes, parameters, memory, cluster, order, rank)
-            )
-        for cta in ctas:
-            cta.peers, cta.banks = ctas, banks
-        Runner(ctas, seed).run()

@@ -15,6 +15,7 @@ from cutelab.simulator.errors import (
 )
 from cutelab.simulator.races import WGMMA
 from cutelab.simulator.state import WARP, WARPGROUP
+from cutelab.simulator.translate import bit_set
 
 
 class Matrices(Accesses):
@@ -134,6 +135,7 @@ class Matrices(Accesses):
         for first in range(0, len(ids), WARPGROUP):
             group = ids[first : first + WARPGROUP]
             clock = self.wgmma_clock(group)
+            self.check_fragments(group, d, a if isinstance(a, tuple) else (), (n, k))
             B = self.operand(int(b[first]), n, k, bool(transposed_b), b_type, group)
             if isinstance(a, tuple):
                 A = fragment(self.stacked(a, group, 4), a_type, k).reshape(64, k)
@@ -144,7 +146,60 @@ class Matrices(Accesses):
                 values = values + self.accumulators(d, d_type, group)
             self.set_accumulators(d, d_type, values, group, clip)
             busy = frozenset((*d, *a) if isinstance(a, tuple) else d)
-            self.pending.setdefault(int(self.leader[group[0]]), []).append((clock, busy))
+            self.pending.setdefault(int(self.leader[group[0]]), []).append((clock, busy, frozenset(d)))
+
+    def wgmma_fence(self, s: Any) -> None:
+        """wgmma.fence: what its warps have done with registers comes before what their next wgmma do.
+
+        `unfenced` has the fragments' registers that a warp's other instructions have used since, as bits;
+        `accumulating` the accumulators of its wgmma since, as bits, and their shapes.
+        """
+        self.whole_warps(s)
+        for warp in self.warps_of(s):
+            self.unfenced[warp] = 0
+            self.accumulating[warp] = {}
+
+    def use_fragments(self, rows: int, s: Any) -> None:
+        """An instruction other than wgmma uses registers that the kernel's wgmma use too."""
+        for warp in self.warps_of(s):
+            if warp in self.unfenced:
+                self.unfenced[warp] |= rows
+
+    def check_fragments(
+        self, group: np.ndarray, d: tuple[int, ...], a: tuple[int, ...], shape: tuple[int, int]
+    ) -> None:
+        """PTX ISA, "wgmma.fence": where a wgmma needs one before it; a has the registers of its A, if any."""
+        leader = int(self.leader[group[0]])
+        accumulators, inputs = bit_set(d), bit_set(a)
+        for warp in self.agent[group][::WARP].tolist():
+            if warp not in self.unfenced:
+                raise RaceError(f"race: no wgmma.fence before the first wgmma of warp {warp}")
+            if used := self.unfenced[warp] & (accumulators | inputs):
+                raise RaceError(
+                    f"race: wgmma uses {self.register(used)}, which other instructions of warp {warp} "
+                    "have used since its last wgmma.fence"
+                )
+            before = self.accumulating[warp]
+            for others, other_shape in before.items():
+                if used := others & (inputs if other_shape == shape else accumulators | inputs):
+                    raise RaceError(
+                        f"race: wgmma of warp {warp} uses {self.register(used)}, where an earlier one "
+                        "accumulates, in another shape or as A, with no wgmma.fence between them"
+                    )
+            before[accumulators] = shape
+        for _, _, written in self.pending.get(leader, ()):
+            if used := bit_set(written) & inputs:
+                raise RaceError(
+                    f"race: wgmma of warp {leader} reads {self.register(used)}, which an earlier one is at "
+                    "work on, with no wgmma.wait_group between them"
+                )
+
+    def register(self, rows: int) -> str:
+        """The name of the first of some 32-bit registers."""
+        first = (rows & -rows).bit_length() - 1
+        kinds = {each.name: each.type for each in self.program.kernel.registers.values()}
+        names = [name for name, row in self.program.rows.items() if row == first and kinds[name][1:] == "32"]
+        return names[0]
 
     def wgmma_clock(self, group: np.ndarray) -> int:
         """How many groups the warpgroup has committed: all its warps must agree."""
@@ -167,7 +222,7 @@ class Matrices(Accesses):
     def touch_pending(self, rows: frozenset[int], s: Any) -> None:
         """An instruction reads or writes 32-bit registers."""
         for leader, entries in self.pending.items():
-            for _, busy in entries:
+            for _, busy, _ in entries:
                 if not busy.isdisjoint(rows) and (self.leader[s] == leader).any():
                     raise RaceError(
                         f"race: the warpgroup of warp {leader} uses a register that its wgmma is at work "

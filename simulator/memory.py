@@ -5,17 +5,26 @@ An access is vectorised: addresses (lanes,) in bytes, `count` neighbouring eleme
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cutelab.simulator.errors import MemoryFault
+from cutelab.simulator.ptx import Variable
+
+if TYPE_CHECKING:
+    from cutelab.simulator.global_races import GlobalRaces
 
 SHARED_BASE = 1024
 """Shared memory starts here; what lies below belongs to the system, as on Hopper."""
 
 SHARED_WINDOW, PARAM_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61, 1 << 62
-WINDOWS = {"global": 0, "shared": SHARED_WINDOW, "param": PARAM_WINDOW, "local": LOCAL_WINDOW}
+WINDOWS = {"global": 0, "const": 0, "shared": SHARED_WINDOW, "param": PARAM_WINDOW, "local": LOCAL_WINDOW}
 """Where each memory begins in generic addresses."""
+
+
+Parts = list[tuple["Region", np.ndarray]]
+"""Regions, and which lanes access each."""
 
 
 class Region:
@@ -60,16 +69,34 @@ class Region:
         return first[:, None] + np.arange(count) if count > 1 else first[:, None]
 
 
+def variables(module: Iterable[Variable]) -> list[Region]:
+    """A module's own variables."""
+    return [Region(each.storage, each.address, f"the variable {each.name}") for each in module if each.size]
+
+
 class GlobalMemory:
-    """The host allocations that kernels may touch, found by address."""
+    """The host allocations that kernels may touch, found by address.
+
+    races: who accessed what in the launch that is running. changes: counts what may let waiting CTAs go on.
+    """
+
+    races: "GlobalRaces"
 
     def __init__(self, regions: Iterable[Region]) -> None:
         self.regions = sorted(regions, key=lambda region: region.base)
         self.bases = [region.base for region in self.regions]
+        self.changes = 0
+        self.newest: tuple[np.ndarray | None, Parts] = None, []  # what `split` has found last
 
-    def split(self, addresses: np.ndarray) -> list[tuple[Region, np.ndarray]]:
+    def split(self, addresses: np.ndarray) -> Parts:
         """The region of each address, as (region, lanes) for all regions met."""
+        if addresses is self.newest[0]:  # who accesses memory is asked about the same addresses again
+            return self.newest[1]
         lanes = np.arange(len(addresses))
+        region = self.find(int(addresses[0]))
+        if region.base <= addresses.min() and addresses.max() < region.end:
+            self.newest = addresses, [(region, lanes)]
+            return self.newest[1]
         found = []
         while len(lanes):
             region = self.find(int(addresses[lanes[0]]))
@@ -78,10 +105,13 @@ class GlobalMemory:
             lanes = lanes[~inside]
         return found
 
-    def find(self, address: int) -> Region:
+    def lookup(self, address: int) -> Region | None:
         at = bisect_right(self.bases, address) - 1
-        if at >= 0 and address < self.regions[at].end:
-            return self.regions[at]
+        return self.regions[at] if at >= 0 and address < self.regions[at].end else None
+
+    def find(self, address: int) -> Region:
+        if found := self.lookup(address):
+            return found
         nearest = min(
             self.regions,
             key=lambda r: r.base - address if address < r.base else address - r.end,
@@ -105,5 +135,9 @@ class GlobalMemory:
         return result
 
     def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
-        for region, lanes in self.split(addresses):
+        parts = self.split(addresses)
+        if len(parts) == 1:
+            return parts[0][0].store(addresses, values)
+        for region, lanes in parts:
             region.store(addresses[lanes], values[lanes])
+        return None

@@ -58,8 +58,11 @@ class Operands:
             self.bank_rows[bank] += step
         self.shared, self.shared_bytes = placed(sorted(kernel.shared, key=lambda v: v.size == 0))
         self.local, self.local_bytes = placed(kernel.local)
+        self.local_bytes = -(-self.local_bytes // 16) * 16  # threads lie side by side: all are aligned alike
         self.parameters = {p.name: p.offset for p in kernel.parameters}
+        self.variables = {v.name: v for v in kernel.module}
         self.constants: dict[str, Any] = {"np": np, "numbers": numbers, "integers": integers}
+        self.carry: int | None = None  # the row of the predicates that is the carry, if there is one
         self.instruction: Instruction
 
     def unsupported(self, why: str = "") -> UnsupportedInstruction:
@@ -125,6 +128,8 @@ class Operands:
         for places, base in ((self.shared, SHARED_BASE), (self.local, 0), (self.parameters, 0)):
             if name in places:
                 return base + places[name]
+        if name in self.variables:
+            return self.variables[name].address
         raise self.unsupported(f": {name} is not a variable")
 
     def address(self, operand: Any) -> str:

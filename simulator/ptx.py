@@ -6,7 +6,10 @@ Covers what compilers of kernels emit: one module with entry functions, inline a
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
 
 _TOKEN = re.compile(
     r'"[^"]*"'  # string of a directive
@@ -107,11 +110,34 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in shared or local memory; size 0 is shared memory that the launch adds."""
+    """A variable. Of size 0, it is shared memory that the launch adds.
+
+    initial: (bytes, variable or None, number) of each element that the module gives a value to: the number,
+    or the address of the variable plus the number.
+    """
 
     name: str
     size: int
     align: int
+    initial: "tuple[tuple[int, Variable | None, int], ...]" = ()
+
+    @cached_property
+    def storage(self) -> np.ndarray:
+        """Its bytes in global or constant memory: all kernels of the module share them, in all launches."""
+        whole = np.zeros(self.size + self.align, np.uint8)
+        start = -whole.ctypes.data % self.align
+        values = (
+            (number + (variable.address if variable else 0) & (1 << 8 * size) - 1).to_bytes(size, "little")
+            for size, variable, number in self.initial
+        )
+        data = b"".join(values)
+        whole[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        return whole[start : start + self.size]
+
+    @property
+    def address(self) -> int:
+        """In global memory."""
+        return self.storage.ctypes.data
 
 
 @dataclass
@@ -120,9 +146,11 @@ class Kernel:
     parameters: list[Parameter]
     registers: dict[str, Register] = field(default_factory=dict)
     shared: list[Variable] = field(default_factory=list)
-    local: list[Variable] = field(default_factory=list)
+    local: list[Variable] = field(default_factory=list)  # those for the arguments of calls too
+    module: list[Variable] = field(default_factory=list)  # in global and constant memory
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # index of the instruction behind the label
+    targets: dict[str, Vector] = field(default_factory=dict)  # lists of labels, for brx.idx
 
 
 @dataclass(frozen=True)
@@ -158,7 +186,7 @@ class _Parser:
                 self.sources[number] = source
             self.tokens += [(token, number) for token in _TOKEN.findall(line)]
         self.at = 0
-        self.scopes: list[tuple[int, dict[str, Register]]] = []
+        self.scopes: list[tuple[int, dict[str, Register | Symbol]]] = []
         self.next_scope = 0
 
     # --- Tokens
@@ -189,6 +217,7 @@ class _Parser:
     def module(self) -> dict[str, Kernel]:
         kernels: dict[str, Kernel] = {}
         shared: list[Variable] = []
+        self.variables: list[Variable] = []
         while self.token:
             if self.token in (".version", ".target", ".address_size"):
                 line = self.tokens[self.at][1]
@@ -201,14 +230,28 @@ class _Parser:
             elif self.token == ".entry":
                 kernel = self.entry()
                 kernel.shared[:0] = shared
+                kernel.module = self.variables
                 kernels[kernel.name] = kernel
             elif self.token == ".shared":
                 shared.append(self.variable())
             elif self.token in (".global", ".const"):
-                raise self.fail("variables outside of shared memory are not supported")
+                self.variables.append(self.variable())
+            elif self.token == ".func":
+                self.skip_function()
             else:
                 raise self.fail(f"unexpected {self.token!r}")
         return kernels
+
+    def skip_function(self) -> None:
+        """A device function: what calls it can't be translated."""
+        while self.token not in (";", "{", ""):
+            self.at += 1
+        depth = 0
+        while self.token:
+            token = self.next()
+            depth += (token == "{") - (token == "}")
+            if not depth:
+                return
 
     def entry(self) -> Kernel:
         self.expect(".entry")
@@ -250,20 +293,62 @@ class _Parser:
 
     def variable(self) -> Variable:
         self.at += 1  # its memory
-        align = size = 1
+        align, size, count, kind = 0, 1, 1, "b8"
         while self.token.startswith("."):
             directive = self.next()[1:]
             if directive == "align":
                 align = int(self.next())
             elif directive in BITS:
-                size = BITS[directive] // 8
-        name = self.next()
-        if self.token == "[":
+                kind, size = directive, BITS[directive] // 8
+            elif re.fullmatch("v[248]", directive):
+                count = int(directive[1:])
+        align = align or size * count
+        name, sizes = self.next(), []
+        while self.token == "[":
             self.at += 1
-            size *= int(self.next()) if self.token != "]" else 0
+            sizes.append(int(self.next(), 0) if self.token != "]" else 0)
             self.expect("]")
+        initial: list[tuple[int, Variable | None, int]] = []
+        if self.token == "=":
+            self.at += 1
+            self.initialiser(kind, size, initial)
         self.expect(";")
-        return Variable(name, size, align)
+        for each in sizes:
+            count *= each
+        return Variable(name, size * count or size * len(initial), align, tuple(initial))
+
+    def initialiser(self, kind: str, size: int, values: list[tuple[int, "Variable | None", int]]) -> None:
+        """A number, an address, or `{ … }` of them, for a variable whose elements have `size` bytes."""
+        if self.token == "{":
+            self.at += 1
+            while self.token != "}":
+                self.initialiser(kind, size, values)
+                if self.token == ",":
+                    self.at += 1
+            self.expect("}")
+            return
+        generic = self.token == "generic"
+        if generic:
+            self.at += 1
+            self.expect("(")
+        value = self.named(self.next())
+        if generic:
+            self.expect(")")
+        if isinstance(value, Immediate):
+            number = value.value
+            if value.float_bits == 64 and kind == "f32":
+                double = struct.pack("<Q", value.value)
+                number = struct.unpack("<I", struct.pack("<f", *struct.unpack("<d", double)))[0]
+            values.append((size, None, number))
+            return
+        found = [each for each in self.variables if isinstance(value, Symbol) and each.name == value.name]
+        if not found:
+            raise self.fail("no number or known variable to initialise with")
+        offset = 0
+        if self.token == "+":
+            self.at += 1
+            offset = int(self.next(), 0)
+        values.append((size, found[0], offset))
 
     def body(self, kernel: Kernel) -> None:
         """A `{ … }` block, at the top or within inline assembly, whose names are its own."""
@@ -279,14 +364,18 @@ class _Parser:
             elif self.token == ".reg":
                 self.declare_registers(kernel)
             elif self.token == ".shared":
-                kernel.shared.append(self.variable())
-            elif self.token == ".local":
-                kernel.local.append(self.variable())
-            elif self.token in (".pragma", ".branchtargets"):
+                kernel.shared.append(self.scoped_variable())
+            elif self.token in (".local", ".param"):
+                kernel.local.append(self.scoped_variable())
+            elif self.token == ".pragma":
                 self.skip_past(";")
             elif self.tokens[self.at + 1][0] == ":":
-                kernel.labels[self.scoped(self.next())] = len(kernel.instructions)
+                label = self.scoped(self.next())
                 self.expect(":")
+                if self.token == ".branchtargets":
+                    kernel.targets[label] = self.branch_targets()
+                else:
+                    kernel.labels[label] = len(kernel.instructions)
             elif self.token == ";":
                 self.at += 1
             else:
@@ -299,14 +388,40 @@ class _Parser:
     def scoped(self, name: str) -> str:
         return name if len(self.scopes) == 1 else f"{name}@{self.scopes[-1][0]}"
 
+    def scoped_variable(self) -> Variable:
+        """A variable of the current block, which may hide one of the same name."""
+        variable = self.variable()
+        name = self.scoped(variable.name)
+        self.scopes[-1][1][variable.name] = Symbol(name)
+        return replace(variable, name=name)
+
+    def branch_targets(self) -> Vector:
+        """The labels behind `.branchtargets`."""
+        self.at += 1
+        labels = []
+        while self.token != ";":
+            labels.append(Symbol(self.next()))
+            if self.token == ",":
+                self.at += 1
+        self.expect(";")
+        return Vector(tuple(labels))
+
     def with_labels(self, kernel: Kernel, instruction: Instruction) -> Instruction:
-        """Names the block that a branch's label belongs to, if it is the current one."""
-        if instruction.opcode != "bra" or not isinstance(instruction.operands[0], Symbol):
-            return instruction
-        name = self.scoped(instruction.operands[0].name)
-        if name not in kernel.labels:
-            return instruction
-        return Instruction(**{**vars(instruction), "operands": (Symbol(name),)})
+        """Names the block that a branch's labels belong to, if it is the current one."""
+
+        def named(label: Symbol) -> Symbol:
+            name = self.scoped(label.name)
+            return Symbol(name) if name in kernel.labels else label
+
+        operands = instruction.operands
+        if instruction.opcode == "bra" and isinstance(operands[0], Symbol):
+            return replace(instruction, operands=(named(operands[0]),))
+        if instruction.opcode == "brx" and isinstance(operands[1], Symbol):
+            found = kernel.targets.get(self.scoped(operands[1].name))
+            operands = (operands[0], found or operands[1])
+        if instruction.opcode == "brx" and isinstance(operands[1], Vector):
+            return replace(instruction, operands=(operands[0], Vector(tuple(map(named, operands[1].items)))))
+        return instruction
 
     def declare_registers(self, kernel: Kernel) -> None:
         self.expect(".reg")
@@ -351,7 +466,9 @@ class _Parser:
 
     def operand(self):
         if self.token == "{":
-            return self.vector()
+            return self.vector("}")
+        if self.token == "(":  # of a call
+            return self.vector(")")
         if self.token == "[":
             return self.address()
         if self.token == "!":
@@ -366,14 +483,14 @@ class _Parser:
             return Address(value, int(self.next(), 0))
         return value
 
-    def vector(self) -> Vector:
-        self.expect("{")
+    def vector(self, end: str) -> Vector:
+        self.at += 1
         items = []
-        while self.token != "}":
+        while self.token != end:
             items.append(self.operand())
             if self.token == ",":
                 self.at += 1
-        self.expect("}")
+        self.expect(end)
         return Vector(tuple(items))
 
     def address(self) -> Address:

@@ -1,19 +1,23 @@
 """Finds races and reads of unwritten bytes in shared memory, by vector clocks.
 
 Every warp of a cluster is an agent, and so are its engines, which work while it goes on: those that do its
-cp.async, its bulk loads, its bulk stores, and its wgmma. An agent's clock counts what it has done since
-others last could have seen it. `Order.seen[a, b]` is the clock up to which what agent b did comes before what
-a does next; barriers and waits raise it. Two accesses to the same byte, one of them a write, are a race
-unless one comes before the other (Lamport 1978; FastTrack, PLDI 2009).
+cp.async, its bulk loads, its bulk stores (one that reads shared memory, one that writes global memory), and
+its wgmma. An agent's clock counts what it has done since others last could have seen it. `Order.seen[a, b]`
+is the clock up to which what agent b did comes before what a does next; barriers and waits raise it. Two
+accesses to the same byte, one of them a write, are a race unless one comes before the other (Lamport 1978;
+FastTrack, PLDI 2009).
 
 The engines of bulk copies and wgmma belong to the async proxy: what threads wrote with ordinary stores
 reaches it only by fence.proxy.async. `Order.visible[a, b]` is the clock up to which writes of b are known, to
 a, to be visible to the async proxy (PTX ISA, "Async proxy").
 
+What goes through global memory, and between clusters, is ordered by `Far`: see `global_races`.
+
 Lanes of one warp count as one agent: what they exchange without bar.warp.sync is not looked at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,35 +25,71 @@ import numpy as np
 from cutelab.simulator.errors import RaceError
 
 NOBODY = -1
-THREAD, CP_ASYNC, BULK_LOAD, BULK_STORE, WGMMA = KINDS = range(5)
+THREAD, CP_ASYNC, BULK_LOAD, BULK_STORE, WGMMA, BULK_WRITE = KINDS = range(6)
 NAMES = (
     "warp {}",
     "a cp.async of warp {}",
     "a bulk load of warp {}",
     "a bulk store of warp {}",
     "a wgmma of warp {}",
+    "a bulk store of warp {}",
 )
 NO_FENCE = "no fence.proxy.async between them"
-ASYNC_PROXY = (BULK_LOAD, BULK_STORE, WGMMA)
+ASYNC_PROXY = (BULK_LOAD, BULK_STORE, WGMMA, BULK_WRITE)
+CTA, CLUSTER, GPU = SCOPES = range(3)
+"""Of strong accesses and fences (PTX ISA, "Scope"); `.sys` counts as `.gpu`."""
 
 
 class Clock(NamedTuple):
-    """What somebody has done and seen, to be handed on: two rows of `Order`."""
+    """What somebody has done and seen, to be handed on: two rows of `Order`, and what goes beyond them."""
 
     seen: np.ndarray
     visible: np.ndarray
+    far: "Far | None" = None
 
     def merged(self, other: "Clock | None") -> "Clock":
         if other is None:
             return self
-        return Clock(np.maximum(self.seen, other.seen), np.maximum(self.visible, other.visible))
+        far = self.far.merged(other.far) if self.far else other.far
+        return Clock(np.maximum(self.seen, other.seen), np.maximum(self.visible, other.visible), far)
+
+
+Known = Mapping[int, Clock]
+"""What is known of clusters, by their number; never changed."""
+NOTHING: Known = MappingProxyType({})
+
+
+def joined(one: Known, other: Known) -> Known:
+    if one is other or not other:
+        return one
+    return {**other, **{number: clock.merged(other.get(number)) for number, clock in one.items()}}
+
+
+class Far(NamedTuple):
+    """What a warp knows through global memory.
+
+    known: of other clusters. fenced: by scope, what its fences so far let a relaxed write hand on. observed:
+    by scope, what its relaxed reads have met, and the next fence makes known (PTX ISA, "Release and acquire
+    patterns").
+    """
+
+    known: Known = NOTHING
+    fenced: tuple[Known, ...] = (NOTHING, NOTHING, NOTHING)
+    observed: tuple[Known, ...] = (NOTHING, NOTHING, NOTHING)
+
+    def merged(self, other: "Far | None") -> "Far":
+        if other is None or other is self:
+            return self
+        fenced = tuple(map(joined, self.fenced, other.fenced))
+        return Far(joined(self.known, other.known), fenced, tuple(map(joined, self.observed, other.observed)))
 
 
 class Order:
-    """The clocks of all agents of a cluster. Warps are numbered through its CTAs."""
+    """The clocks of all agents of a cluster. Warps are numbered through its CTAs, clusters from 1."""
 
-    def __init__(self, warps: int) -> None:
-        self.warps = warps
+    def __init__(self, warps: int, cluster: int = 1) -> None:
+        self.warps, self.cluster = warps, cluster
+        self.far: dict[int, Far] = {}  # by warp
         agents = len(KINDS) * warps
         self.seen = np.zeros((agents, agents), np.int32)
         self.visible = np.zeros((agents, agents), np.int32)
@@ -60,7 +100,7 @@ class Order:
 
     def publish(self, warp: int) -> Clock:
         """What a warp has done and seen so far; what it does from now on comes later."""
-        clock = Clock(self.seen[warp].copy(), self.visible[warp].copy())
+        clock = Clock(self.seen[warp].copy(), self.visible[warp].copy(), self.far.get(warp))
         self.seen[warp, warp] += 1
         return clock
 
@@ -68,11 +108,44 @@ class Order:
         """The warp has seen all that `clock` covers."""
         np.maximum(self.seen[warp], clock.seen, out=self.seen[warp])
         np.maximum(self.visible[warp], clock.visible, out=self.visible[warp])
+        if clock.far:
+            self.far[warp] = clock.far.merged(self.far.get(warp))
+
+    def publish_far(self, warp: int) -> Known:
+        """`publish`, for all that may read it in global memory."""
+        seen, visible, far = self.publish(warp)
+        return {**(far.known if far else {}), self.cluster: Clock(seen, visible)}
+
+    def acquire_far(self, warp: int, known: Known) -> None:
+        others = {number: clock for number, clock in known.items() if number != self.cluster}
+        if others:
+            far = self.far.get(warp, Far())
+            self.far[warp] = far._replace(known=joined(far.known, others))
+        if self.cluster in known:
+            self.acquire(warp, known[self.cluster])
+
+    def observe(self, warp: int, scope: int, known: Known) -> None:
+        """A relaxed read has met what `known` covers."""
+        far = self.far.get(warp, Far())
+        levels = (joined(old, known) if level == scope else old for level, old in enumerate(far.observed))
+        self.far[warp] = far._replace(observed=tuple(levels))
+
+    def fence(self, warp: int, scope: int) -> None:
+        """fence.acq_rel or fence.sc."""
+        for level in range(scope + 1):
+            self.acquire_far(warp, self.far.get(warp, Far()).observed[level])
+        known, far = self.publish_far(warp), self.far.get(warp, Far())
+        fenced = tuple(known if level <= scope else far.fenced[level] for level in SCOPES)
+        observed = tuple(NOTHING if level <= scope else far.observed[level] for level in SCOPES)
+        self.far[warp] = Far(far.known, fenced, observed)
 
     def fence_async_proxy(self, warp: int) -> None:
         """What the warp has done and seen is visible to the async proxy."""
         np.maximum(self.visible[warp], self.seen[warp], out=self.visible[warp])
         self.seen[warp, warp] += 1
+        if far := self.far.get(warp):
+            known = {number: Clock(clock.seen, clock.seen) for number, clock in far.known.items()}
+            self.far[warp] = far._replace(known=known)
 
     def complete(self, kind: int, warp: int) -> Clock:
         """An engine has done what it was given; the clock tells those who hear of it."""
@@ -100,6 +173,10 @@ class Order:
     def clock(self, kind: int, warp: int) -> int:
         engine = self.agent(kind, warp)
         return int(self.seen[engine, engine])
+
+    def clocks(self) -> np.ndarray:
+        """Of all agents."""
+        return self.seen.diagonal().copy()
 
     def clock_of_warp(self, warp: int) -> int:
         return int(self.seen[warp, warp])

@@ -62,9 +62,13 @@ class State:
         self.mbarriers: dict[int, MBarrier] = {}
         self.taint: dict[tuple[str, int], np.ndarray] = {}  # registers with values from unwritten memory
         self.unwritten: np.ndarray | None = None  # of the load just executed: which threads got such values
-        self.pending: dict[int, list[tuple[int, frozenset[int]]]] = {}  # see Matrices.wgmma
+        self.pending: dict[int, list[tuple[int, frozenset[int], frozenset[int]]]] = {}  # see Matrices.wgmma
+        self.unfenced: dict[int, int] = {}  # see Matrices.wgmma_fence
+        self.accumulating: dict[int, dict[int, tuple[int, int]]] = {}
         self.ended = np.zeros(threads, bool)
         self.events = 0  # counts what may let others go on, in the first CTA of a cluster
+        self.polls = 0  # ... and how often its warps have looked for what others may do
+        self.polling: dict[int, Any] = {}  # ... with which instruction each warp did last
         self.at: Any = None  # the instruction being executed, for reports
         self.banks: BankConflicts | None = None  # counts them, if asked for
         self.multiprocessor, self.multiprocessors = 0, 1
@@ -108,7 +112,7 @@ class State:
     def check_members(self, mask: Any, s: Any) -> None:
         """`mask` names the lanes that execute a `.sync` instruction: none of them may be elsewhere."""
         here = self.active_lanes(s)
-        gone = self.ended_lanes(s) if self.ended.any() else np.uint32(0)
+        gone = self.ended_lanes(s) if self.threads % WARP or self.ended.any() else np.uint32(0)
         named = np.asarray(mask).astype(np.uint32)
         if (named & ~here & ~gone).any():
             warp, missing = self.first_incomplete(self.ids(s), named)
@@ -141,6 +145,7 @@ class State:
         bits = np.zeros(int(self.warp[-1]) + 1, np.uint32)
         over = np.flatnonzero(self.ended)
         np.bitwise_or.at(bits, self.warp[over], np.uint32(1) << self.lane[over].astype(np.uint32))
+        bits[-1] |= ~(np.uint32(0xFFFFFFFF) >> np.uint32(-self.threads % WARP))  # those there never were
         return bits[self.warp[s]]
 
     # --- Other

@@ -116,3 +116,41 @@ def encode(tensor_map: TensorMap) -> bytes:
     words[13] |= first << 24
     words[14] = sum(size << 8 * i for i, size in enumerate(others))
     return _WORDS.pack(*words) + bytes(64)
+
+
+FIELDS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "global_address": ((0, 0, 32, 0), (1, 0, 32, 32)),
+    "rank": ((2, 4, 3, 0),),
+    "elemtype": ((2, 7, 4, 0),),
+    "interleave_layout": ((2, 11, 2, 0),),
+    "swizzle_mode": ((2, 13, 2, 0),),
+    "fill_mode": ((2, 15, 1, 0),),
+    "global_stride": ((3, 0, 32, 4), (7, 0, 4, 36)),
+    "global_dim": ((8, 0, 32, 0),),
+    "element_stride": ((13, 0, 3, 0),),
+    "box_dim": ((13, 24, 8, 0),),
+}
+"""tensormap.replace, by field: (word, first bit in it, bits, first bit of the new value) of each part.
+
+For mode 0; `replaced_parts` knows where those of others lie. Sizes and element strides are stored less one.
+"""
+_LESS_ONE = ("global_dim", "element_stride", "box_dim")
+
+
+def replaced_parts(field: str, mode: int) -> tuple[tuple[int, int, int, int], ...]:
+    """FIELDS for a mode; for global_stride, mode 0 is the second mode of the tensor (PTX ISA)."""
+    if field == "element_stride":
+        return ((13, 3 * mode, 3, 0),)
+    if field == "box_dim" and mode:
+        return ((14, 8 * (mode - 1), 8, 0),)
+    if field == "global_stride":
+        return ((3 + mode, 0, 32, 4), (7, 4 * mode, 4, 36))
+    return ((8 + mode, 0, 32, 0),) if field == "global_dim" else FIELDS[field]
+
+
+def replaced(word: int, part: tuple[int, int, int, int], field: str, value: int) -> int:
+    """A word of a tensor map with a part of a field's new value in it."""
+    _, first, bits, start = part
+    mask = (1 << bits) - 1
+    value = (value - (field in _LESS_ONE)) >> start & mask
+    return word & ~(mask << first) | value << first

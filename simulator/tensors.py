@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from cutlass import Boolean
 from cutlass.cute import runtime
 from cutlass.cute.typing import SymInt
 
@@ -94,7 +95,9 @@ def allocations(parameters: tuple[bytes, ...]) -> tuple[Allocation, ...]:
 
 def _span(tensor: Any) -> Allocation:
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
-    size = 0 if 0 in tensor.shape else elements * tensor.element_type.width // 8
+    # In memory a Boolean, of width 1, is a byte.
+    bits = 8 if tensor.element_type is Boolean else tensor.element_type.width
+    size = 0 if 0 in tensor.shape else -(-elements * bits // 8)
     return Allocation(tensor.data_ptr, size, f"{tensor.element_type} {tuple(tensor.shape)}")
 
 

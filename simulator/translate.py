@@ -6,17 +6,18 @@ rows of the register file, `r[7, s]` for the 32-bit register 7. What is more tha
 of the CTA (`cutelab.simulator.cta`). The generated source is kept: `Program.source`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from cutelab.simulator import ptx
 from cutelab.simulator.arithmetic import Arithmetic
 from cutelab.simulator.collective import Collective
-from cutelab.simulator.movement import Movement
+from cutelab.simulator.movement import Movement, communicates, smallest_access
 from cutelab.simulator.operands import VIEWS
-from cutelab.simulator.ptx import Instruction
+from cutelab.simulator.ptx import Instruction, Vector
 
 # Where control goes at the end of a segment.
 FALL, BRANCH, EXIT, BARRIER, TRY_WAIT, CLUSTER = "fall", "branch", "exit", "barrier", "try_wait", "cluster"
@@ -51,14 +52,28 @@ class Program:
     granule: int  # bytes of the smallest access that may touch shared memory
     source: str
 
+    @cached_property
+    def global_granule(self) -> int:
+        """Bytes of the smallest access that may touch global memory, up to 16."""
+        return smallest_access(self.kernel.instructions)
 
-def translate(kernel: ptx.Kernel) -> Program:
-    """Raises UnsupportedInstruction for what the simulator doesn't know."""
-    return _Translator(without_guards(kernel)).program()
+    @cached_property
+    def prints(self) -> bool:
+        return any(each.opcode == "call" for each in self.kernel.instructions)
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether its CTAs may wait for each other: it has atomics or strong accesses to global memory."""
+        return communicates(self.kernel.instructions)
 
 
-_EFFECTS = {"st", "stmatrix", "red", "cp", "bar", "barrier", "mbarrier"}
-NO_RESULT = _EFFECTS | {"bra", "fence", "membar", "prefetch"}
+def translate(kernel: ptx.Kernel, stepwise: bool = False) -> Program:
+    """stepwise: every instruction is a segment. Raises UnsupportedInstruction for what isn't known here."""
+    return _Translator(without_guards(without_tables(kernel))).program(stepwise)
+
+
+_EFFECTS = {"tensormap", "st", "stmatrix", "red", "cp", "bar", "barrier", "mbarrier"}
+NO_RESULT = _EFFECTS | {"bra", "brx", "call", "fence", "membar", "prefetch"}
 SINKS = _EFFECTS | {"atom", "ld", "ldmatrix", "mma", "wgmma"}
 """Where a value counts as used: it leaves the thread's registers, or is an address."""
 
@@ -79,6 +94,36 @@ def ending(instruction: Instruction) -> str | None:
     if name.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
         return TRY_WAIT
     return ENDINGS.get(instruction.opcode)
+
+
+def without_tables(kernel: ptx.Kernel) -> ptx.Kernel:
+    """The kernel with comparisons and branches, one behind the other, in place of each brx.idx."""
+    if not any(each.opcode == "brx" for each in kernel.instructions):
+        return kernel
+    test = ptx.Register("%is target", "pred")
+    instructions: list[Instruction] = []
+    places, labels = [], {}
+    for instruction in kernel.instructions:
+        places.append(len(instructions))
+        if instruction.opcode != "brx" or not isinstance(instruction.operands[-1], Vector):
+            instructions.append(instruction)
+            continue
+        index, targets = instruction.operands
+        behind = f"behind table {len(instructions)}"
+        simple = replace(instruction, guard=None, guard_negated=False)
+        if instruction.guard:
+            around = replace(instruction, opcode="bra", modifiers=(), operands=(ptx.Symbol(behind),))
+            instructions.append(replace(around, guard_negated=not instruction.guard_negated))
+        for number, target in enumerate(targets.items):
+            operands = test, index, ptx.Immediate(number)
+            instructions.append(replace(simple, opcode="setp", modifiers=("eq", "u32"), operands=operands))
+            instructions.append(replace(simple, opcode="bra", modifiers=(), operands=(target,), guard=test))
+        instructions.append(replace(simple, opcode="trap", modifiers=(), operands=()))
+        labels[behind] = len(instructions)
+    places.append(len(instructions))
+    labels |= {name: places[index] for name, index in kernel.labels.items()}
+    registers = kernel.registers | {test.name: test}
+    return replace(kernel, instructions=instructions, labels=labels, registers=registers)
 
 
 def without_guards(kernel: ptx.Kernel) -> ptx.Kernel:
@@ -102,8 +147,8 @@ def without_guards(kernel: ptx.Kernel) -> ptx.Kernel:
 
 
 class _Translator(Arithmetic, Movement, Collective):
-    def program(self) -> Program:
-        starts = self.segment_starts()
+    def program(self, stepwise: bool) -> Program:
+        starts = [*range(len(self.kernel.instructions))] or [0] if stepwise else self.segment_starts()
         number = {start: index for index, start in enumerate(starts)}
         bounds = [*starts, len(self.kernel.instructions)]
         sources, runs = [], []
@@ -162,7 +207,15 @@ class _Translator(Arithmetic, Movement, Collective):
     # --- The source of a segment
 
     def function(self, index: int, instructions: tuple[Instruction, ...]) -> str:
-        lines = [line for instruction in instructions for line in self.emit(instruction)]
+        lines, used = [], 0
+        for instruction in instructions:
+            if instruction.opcode == "wgmma":  # before it counts what others have used
+                lines += self.use_fragments(used)
+                used = 0
+            elif instruction.guard is None:
+                used |= self.fragments_in(instruction)
+            lines += self.emit(instruction)
+        lines += self.use_fragments(used)
         views = "; ".join(f"{v} = c.{v}" for v in (*VIEWS, "taint", "pending"))
         return "\n    ".join([f"def segment_{index}(c, s):", views, *lines, "c.at = None"])
 
@@ -194,7 +247,26 @@ class _Translator(Arithmetic, Movement, Collective):
             rows = frozenset(row for bank, row in (*uses, *defines) if bank == "r")
             if rows:
                 lines.append(f"if pending: c.touch_pending({self.constant(rows)}, s)")
+            if instruction.guard is not None:
+                lines += self.use_fragments(self.fragments_in(instruction))
         return lines
+
+    @cached_property
+    def fragments(self) -> int:
+        """The 32-bit registers that wgmma use: accumulators, and A where it is in registers; as bits."""
+        uses = [i for i in self.kernel.instructions if is_wgmma(i)]
+        return bit_set(row for i in uses for bank, row in self.registers_in(i.operands[:2]) if bank == "r")
+
+    def fragments_in(self, instruction: Instruction) -> int:
+        """Those that another instruction uses. Copies don't count: compilers put them behind the fence."""
+        operands = instruction.operands
+        copies = instruction.opcode == "mov" and not any(isinstance(each, Vector) for each in operands)
+        if copies or not self.fragments:
+            return 0
+        return bit_set(row for bank, row in self.registers_in(operands) if bank == "r") & self.fragments
+
+    def use_fragments(self, rows: int) -> list[str]:
+        return [f"c.use_fragments({self.constant(rows)}, s)"] if rows else []
 
     def statements(self, instruction: Instruction) -> list[str]:
         handler = getattr(self, f"op_{instruction.opcode}", None)
@@ -207,8 +279,16 @@ class _Translator(Arithmetic, Movement, Collective):
         return [result] if isinstance(result, str) else list(result)
 
 
+def bit_set(numbers: Iterable[int]) -> int:
+    """A set of numbers as one."""
+    found = 0
+    for number in numbers:
+        found |= 1 << number
+    return found
+
+
 def immediate_post_dominators(parts: list[tuple[str, Instruction | None, int]]) -> list[int | None]:
-    """For each segment, the first one that all ways from it to the end lead through; None if there is none.
+    """For each branch, the first segment that all ways from it to the end lead through; else None.
 
     parts: (kind, last instruction, target) of each segment.
     """
@@ -237,6 +317,9 @@ def immediate_post_dominators(parts: list[tuple[str, Instruction | None, int]]) 
                 dominators[index], changed = new, True
     joins: list[int | None] = []
     for index in range(count):
+        if parts[index][0] != BRANCH:
+            joins.append(None)
+            continue
         strict = dominators[index] & ~(1 << index)
         # The nearest of them is the one that all the others post-dominate too: it has the most dominators.
         best = max(

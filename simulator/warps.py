@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 
 from cutelab.simulator import numbers
-from cutelab.simulator.state import State
+from cutelab.simulator.accesses import Accesses
 
 
-class Warps(State):
+class Warps(Accesses):
     def shuffle_source(self, mode: str, lane: Any, clamp: Any, s: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(thread to read from, whether it is in range) of shfl.sync, PTX ISA."""
+        """(thread to read from, whether it is in range) of shfl.sync, PTX ISA.
+
+        What a lane gets from one that the block doesn't have is undefined there; here it is its own value.
+        """
         ids = self.ids(s)
         own = self.lane[ids]
         lane = np.asarray(lane).astype(np.int64) & 31
@@ -25,7 +28,8 @@ class Warps(State):
             "idx": lowest | (lane & ~segment),
         }[mode]
         valid = source >= highest if mode == "up" else source <= highest
-        return ids - own + np.where(valid, source, own), valid
+        there = valid & (ids - own + source < self.threads)
+        return ids - own + np.where(there, source, own), valid
 
     def first_of_warps(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The executing warps: (position of each one's first thread, each thread's warp, how many warps)."""
@@ -77,5 +81,5 @@ class Warps(State):
             function = {"min": np.fmin, "max": np.fmax}[operation]
         result = np.empty(len(warps), value.dtype)
         for warp in warps:
-            result[warp] = function.reduce(value[inverse == warp])
+            result[warp] = function.reduce(value[inverse == warp]).astype(value.dtype)  # sums wrap
         return result[inverse]

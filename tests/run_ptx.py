@@ -4,8 +4,10 @@ import numpy as np
 
 from cutelab.simulator import ptx
 from cutelab.simulator.bank_conflicts import BankConflicts
-from cutelab.simulator.machine import run_grid
-from cutelab.simulator.memory import GlobalMemory, Region
+from cutelab.simulator.gpus import Gpu
+from cutelab.simulator.grid import run_grid
+from cutelab.simulator.memory import GlobalMemory, Region, variables
+from cutelab.simulator.standin import Allocation, Launch
 from cutelab.simulator.translate import translate
 
 HEADER = ".version 8.8\n.target sm_90a\n.address_size 64\n"
@@ -39,6 +41,7 @@ def run(
     seed: int | None = None,
     cluster: int = 1,
     banks: BankConflicts | None = None,
+    gpu: Gpu | None = None,
 ):
     """Launches the only kernel of `text` with pointers to `arrays`."""
     (found,) = ptx.parse(text).kernels.values()
@@ -47,6 +50,32 @@ def run(
         for i, array in enumerate(arrays)
     ]
     parameters = np.array([array.ctypes.data for array in arrays], np.uint64).tobytes()
-    memory = GlobalMemory(regions)
+    memory = GlobalMemory([*regions, *variables(found.module)])
     sizes = (grid, 1, 1), (threads, 1, 1), shared
-    run_grid(translate(found), *sizes, parameters, memory, seed, (cluster, 1, 1), banks)
+    run_grid(translate(found), *sizes, parameters, memory, seed, (cluster, 1, 1), banks, gpu)
+
+
+def launch_of(
+    text: str,
+    *arrays: np.ndarray,
+    threads: int = 32,
+    grid: int = 1,
+    shared: int = 0,
+    cluster: int = 1,
+    gpu: str = "sm_90a",
+) -> Launch:
+    """The launch that `run` makes, not yet run."""
+    (found,) = ptx.parse(text).kernels.values()
+    return Launch(
+        kernel=found.name,
+        ptx=text,
+        grid=(grid, 1, 1),
+        block=(threads, 1, 1),
+        cluster=(cluster, 1, 1),
+        dynamic_shared_bytes=shared,
+        parameters=tuple(np.uint64(array.ctypes.data).tobytes() for array in arrays),
+        stream=0,
+        attributes={},
+        tensors=tuple(Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)),
+        gpu=Gpu.named(gpu),
+    )

@@ -51,8 +51,9 @@ def load_as(src: cute.Tensor, shape: cute.Shape) -> cute.TensorSSA:
 class Epilogue:
     """What happens to the accumulators of one (BLK_M, BLK_N) tile.
 
-    dtype: of C and D. d_align, c_align: bytes to which every vector along N is aligned; c_align = 0: no C.
-    bias: None, "n" (one value for each column) or "m" (for each row).
+    dtype: of C and D. d_align, c_align: bytes to which every vector along the contiguous mode is aligned;
+    c_align = 0: no C. bias: None, "n" (one value for each column) or "m" (for each row).
+    contiguous: the mode of C and D with unit stride, 1 (along N) or 0.
     """
 
     tile: tuple[int, int]
@@ -62,11 +63,14 @@ class Epilogue:
     c_align: int
     bias: str | None
     activation: str | None
+    contiguous: int = 1
 
     @property
     def layout(self) -> cute.ComposedLayout:
         """The tile in shared memory; two neighbouring columns of 32 bits stay together, 16 bytes always."""
-        return smem_tile(self.tile, 1, self.dtype.width, granule_bytes=32 if self.dtype.width == 32 else 16)
+        return smem_tile(
+            self.tile, self.contiguous, self.dtype.width, granule_bytes=32 if self.dtype.width == 32 else 16
+        )
 
     @property
     def bias_layout(self) -> cute.Layout:
@@ -93,7 +97,7 @@ class Epilogue:
 
     def copy(self, align: int, asynchronous: bool = False) -> cute.TiledCopy:
         """Moves the tile between global and shared memory in vectors of `align` bytes."""
-        return tile_copy(self.dtype, self.tile, 1, align, self.threads, asynchronous)
+        return tile_copy(self.dtype, self.tile, self.contiguous, align, self.threads, asynchronous)
 
     @cute.jit
     def store(
@@ -134,7 +138,9 @@ class Epilogue:
         tCsBias = thr_mma.partition_C(sBias)  # (MMA, MMA_M, MMA_N)
         for i in cutlass.range_constexpr(acc.shape[1]):
             factor = sAlpha[0] if cutlass.const_expr(self.sliced) else alpha
-            self.combine(acc[None, i, None], tCsD[None, i, None], tCsBias[None, i, None], factor, beta)
+            tCsD_row = tCsD[None, i, None]
+            tCrD = self.combine(acc[None, i, None], tCsD_row, tCsBias[None, i, None], factor, beta)
+            cute.autovec_copy(tCrD, tCsD_row)
             if cutlass.const_expr(self.sliced):
                 cute.arch.sync_warp()
         cute.arch.sync_threads()
@@ -143,21 +149,21 @@ class Epilogue:
     @cute.jit
     def combine(
         self,
-        acc: cute.Tensor,  # (MMA, MMA_N)
-        tCsD: cute.Tensor,  # (MMA, MMA_N): C on entry, D on return
-        tCsBias: cute.Tensor,  # (MMA, MMA_N)
+        acc: cute.Tensor,  # (MMA, …)
+        tCsC: cute.Tensor,  # (MMA, …)
+        tCsBias: cute.Tensor,  # (MMA, …)
         alpha: Float32,
         beta: Float32,
-    ):
-        """The arithmetic, in fp32, for a slice of a thread's accumulators."""
+    ) -> cute.Tensor:
+        """The arithmetic, in fp32, for a thread's accumulators or some of them: its elements of D."""
         value = acc.load() * alpha
         if cutlass.const_expr(self.c_align):
-            value = value + load_as(tCsD, acc.shape).to(Float32) * beta
+            value = value + load_as(tCsC, acc.shape).to(Float32) * beta
         if cutlass.const_expr(self.bias is not None):
             value = value + load_as(tCsBias, acc.shape)
-        tCrD = cute.make_rmem_tensor(acc.shape, self.dtype)  # (MMA, MMA_N)
+        tCrD = cute.make_rmem_tensor(acc.shape, self.dtype)
         tCrD.store(activate(value, self.activation).to(self.dtype))
-        cute.autovec_copy(tCrD, tCsD)
+        return tCrD
 
     @cute.jit
     def load_c(

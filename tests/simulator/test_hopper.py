@@ -5,6 +5,7 @@ All of them run in step and in the order of each of 20 seeds.
 
 import numpy as np
 import pytest
+from ptx_programs import PLACES, RING, WAIT_EMPTY, WAIT_FULL, WGMMA
 from run_ptx import kernel, run
 
 from cutelab.simulator.errors import (
@@ -30,38 +31,6 @@ def assert_found(fault, program, run):
 
 
 # --- A ring of two stages of 128 bytes: warp 0 loads four tiles, warp 1 adds them up.
-
-PLACES = """
-    and.b32 %r3, %r2, 1; shl.b32 %r5, %r3, 3; add.s32 %r5, %r1, %r5;
-    shl.b32 %r6, %r3, 7; add.s32 %r6, %r1, %r6; shr.u32 %r4, %r2, 1; and.b32 %r4, %r4, 1;
-"""
-WAIT_EMPTY = "EMPTY: mbarrier.try_wait.parity.shared.b64 %p3, [%r5+272], %r4; @!%p3 bra EMPTY;"
-WAIT_FULL = "FULL: mbarrier.try_wait.parity.shared.b64 %p3, [%r5+256], %r4; @!%p3 bra FULL;"
-RING = f"""
-    mov.b32 %r1, smem; mov.b32 %r2, 0; mov.b32 %r7, 0;
-    setp.ne.u32 %p1, %r31, 0; @%p1 bra INITIALISED;
-    mbarrier.init.shared.b64 [%r1+256], 1; mbarrier.init.shared.b64 [%r1+264], 1;
-    mbarrier.init.shared.b64 [%r1+272], 32; mbarrier.init.shared.b64 [%r1+280], 32;
-    INITIALISED: bar.sync 0;
-    setp.ge.u32 %p2, %r31, 32; @%p2 bra CONSUMER; @%p1 bra END;
-    PRODUCE: {PLACES}
-    xor.b32 %r4, %r4, 1;
-    {WAIT_EMPTY}
-    mbarrier.arrive.expect_tx.shared.b64 _, [%r5+256], 128;
-    mul.wide.u32 %rd10, %r2, 128; add.s64 %rd10, %rd1, %rd10;
-    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%rd10], 128, [%r5+256];
-    add.s32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 4; @%p3 bra PRODUCE;
-    bra END;
-    CONSUMER: {PLACES}
-    {WAIT_FULL}
-    and.b32 %r9, %r31, 31; shl.b32 %r9, %r9, 2; add.s32 %r10, %r6, %r9;
-    ld.shared.b32 %r8, [%r10];
-    mbarrier.arrive.shared.b64 _, [%r5+272];
-    add.s32 %r7, %r7, %r8;
-    add.s32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 4; @%p3 bra CONSUMER;
-    cvt.u64.u32 %rd11, %r9; add.s64 %rd11, %rd0, %rd11; st.global.b32 [%rd11], %r7;
-    END:
-"""
 
 
 def ring(seed, body=RING):
@@ -161,28 +130,6 @@ def test_faults_in_a_bulk_store(line, error, message):
 
 # --- wgmma of a 64 × 16 and an 8 × 16 matrix, laid out in core matrices of 8 × 8.
 
-WGMMA = """
-    mov.b32 %r1, smem; shl.b32 %r2, %r31, 4; add.s32 %r2, %r1, %r2;
-    mul.wide.u32 %rd10, %r31, 16; add.s64 %rd10, %rd1, %rd10;
-    ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%rd10];
-    st.shared.v4.b32 [%r2], {%r4, %r5, %r6, %r7};
-    setp.ge.u32 %p1, %r31, 16; @%p1 bra FILLED;
-    ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%rd10+2048];
-    st.shared.v4.b32 [%r2+2048], {%r4, %r5, %r6, %r7};
-    FILLED: fence.proxy.async.shared::cta;
-    bar.sync 0;
-    cvt.u64.u32 %rd11, %r1; shr.u64 %rd11, %rd11, 4; or.b64 %rd11, %rd11, 68720001024;
-    add.s64 %rd12, %rd11, 128; setp.eq.u32 %p2, %r31, 5000;
-    wgmma.fence.sync.aligned;
-    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r8, %r9, %r10, %r11}, %rd11, %rd12, %p2, 1, 1, 0, 0;
-    wgmma.commit_group.sync.aligned;
-    wgmma.wait_group.sync.aligned 0;
-    add.s64 %rd10, %rd0, %rd9; st.global.b32 [%rd10], %r8; st.global.b32 [%rd10+512], %r9;
-    st.global.b32 [%rd10+1024], %r10; st.global.b32 [%rd10+1536], %r11;
-    bar.sync 1;
-    st.shared.b32 [%r2], 0;
-"""
-
 
 def core_matrices(matrix):
     rows, k = matrix.shape
@@ -200,6 +147,14 @@ def wgmma(seed, body=WGMMA):
 
 
 WAIT = "wgmma.wait_group.sync.aligned 0;"
+FENCE = "wgmma.fence.sync.aligned;"
+FENCED = "which other instructions of warp 0 have used since its last wgmma.fence"
+PRODUCT = """wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+    {%r8, %r9, %r10, %r11}, %rd11, %rd12, %p2, 1, 1, 0, 0; wgmma.commit_group.sync.aligned;"""
+SMALLER = """wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32
+    {%r8, %r9, %r10, %r11}, %rd11, %rd12, %p2, 1, 1; wgmma.commit_group.sync.aligned;"""
+AS_A = """wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+    {%r12, %r13, %r14, %r15}, {%r8, %r9, %r10, %r11}, %rd12, %p2, 1, 1, 0; wgmma.commit_group.sync.aligned;"""
 HALF = "and.b32 %r3, %r31, 31; setp.ge.u32 %p3, %r3, 16; @%p3 bra OUT;"
 EARLY = "no wgmma.wait_group"
 WGMMA_FAULTS = {
@@ -216,12 +171,50 @@ WGMMA_FAULTS = {
         None,
     ),
     "half a warp": ("wgmma.fence.sync.aligned;", HALF, SimulationError, None),
+    "no fence": (FENCE, "", RaceError, "no wgmma.fence before the first wgmma of warp 0"),
+    "accumulator read behind the fence": (FENCE, FENCE + "add.s32 %r3, %r9, 1;", RaceError, r"uses %r9,"),
+    "accumulator written behind the fence": (
+        FENCE,
+        FENCE + "ld.global.b32 %r11, [%rd10];",
+        RaceError,
+        FENCED,
+    ),
+    "... where a guard holds": (FENCE, FENCE + "@!%p2 add.s32 %r10, %r10, 1;", RaceError, FENCED),
+    "read between wgmmas": (
+        WAIT,
+        f"{WAIT} add.s32 %r3, %r8, 1; {PRODUCT}",
+        RaceError,
+        r"uses %r8, which other",
+    ),
+    "another shape": (WAIT, f"{SMALLER} {WAIT}", RaceError, "in another shape or as A, with no wgmma.fence"),
+    "accumulator as A": (WAIT, f"{AS_A} {WAIT}", RaceError, "in another shape or as A, with no wgmma.fence"),
+    "accumulator in flight as A": (
+        WAIT,
+        f"{FENCE} {AS_A} {WAIT}",
+        RaceError,
+        "reads %r8, .*no wgmma.wait_group",
+    ),
 }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_wgmma(seed):
     wgmma(seed)
+
+
+@pytest.mark.parametrize(
+    ("where", "more"),
+    [
+        (WAIT, f"{PRODUCT} {WAIT}"),  # the same accumulators in the same shape: ordered without a fence
+        (WAIT, f"{WAIT} add.s32 %r3, %r8, 1; {FENCE} {PRODUCT} {WAIT}"),
+        (WAIT, f"{WAIT} {FENCE} {AS_A} {WAIT}"),
+        (FENCE, f"{FENCE} mov.b32 %r8, 0; mov.b32 %r9, %r8;"),  # as compilers do
+        (FENCE, f"{FENCE} @%p2 add.s32 %r10, %r10, 1;"),  # for no thread
+    ],
+)
+def test_wgmma_that_need_no_other_fence(where, more):
+    for seed in SEEDS:
+        wgmma(seed, WGMMA.replace(where, more))
 
 
 @pytest.mark.parametrize("fault", WGMMA_FAULTS)

@@ -1,0 +1,84 @@
+"""TMA: one thread copies a whole tile between global and shared memory (sm_90 and newer).
+
+A tensor map, made once by the host code of a launch, holds address, sizes, strides, the box and the swizzle;
+the instruction names the map and the coordinates of a box. What lies outside the tensor is read as zero and
+not written. A load says that it is done by counting down the bytes that an mbarrier expects; stores are
+collected into groups (PTX ISA, "cp.async.bulk.tensor").
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+TMA_ALIGNMENT = 16
+"""Bytes that divide the address and every stride of a tensor that TMA can reach, but the one that is 1."""
+
+
+def extent(tile: cute.ComposedLayout) -> tuple[int, int]:
+    return cute.size(tile, mode=[0]), cute.size(tile, mode=[1])
+
+
+def load_atom(
+    mX: cute.Tensor, tile: cute.ComposedLayout, multicast: int = 1
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """The copy of a `tile`, a layout in shared memory, from mX; and mX as TMA coordinates.
+
+    multicast: CTAs that share a tile. Each loads a slice of it, into the shared memory of all.
+    """
+    op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    atom, coordinates = cpasync.make_tiled_tma_atom(op, mX, tile, extent(tile), multicast)
+    return atom, coordinates
+
+
+def store_atom(mX: cute.Tensor, tile: cute.ComposedLayout) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """The copy of a `tile`, a layout in shared memory, to mX; and mX as TMA coordinates."""
+    op = cpasync.CopyBulkTensorTileS2GOp()
+    atom, coordinates = cpasync.make_tiled_tma_atom(op, mX, tile, extent(tile))
+    return atom, coordinates
+
+
+POLICIES = {"first": 0x12F0000000000000, "last": 0x14F0000000000000}
+
+
+@dataclass(frozen=True)
+class TmaLoader:
+    """Loads k-tiles of one GEMM operand into a ring of shared-memory stages, alone or for a row of CTAs."""
+
+    atom: cute.CopyAtom
+    tXsX: cute.Tensor  # (TMA, PIPE)
+    tXgX: cute.Tensor  # (TMA, tiles of M or N, tiles of K, L0, L1) coordinates
+    mask: Int32 | None  # the CTAs of the cluster that get the tile
+    policy: cutlass.Int64 | None
+
+    @classmethod
+    def partition(
+        cls,
+        atom: cute.CopyAtom,
+        mX: cute.Tensor,  # (MN, K, L0, L1) coordinates
+        sX: cute.Tensor,  # (BLK_MN, BLK_K, PIPE)
+        sharers: int = 1,
+        rank: Int32 | int = 0,
+        mask: Int32 | None = None,
+        hint: str | None = None,
+    ):
+        """rank: of this CTA among the `sharers` of a tile, which `mask` names."""
+        tile = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
+        gX = cute.local_tile(mX, tile, (None, None, None, None))  # (BLK_MN, BLK_K, mn, k, l0, l1)
+        tXsX, tXgX = cpasync.tma_partition(
+            atom, rank, cute.make_layout(sharers), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+        )
+        return cls(atom, tXsX, tXgX, mask, None if hint is None else cutlass.Int64(POLICIES[hint]))
+
+    @cute.jit
+    def load(self, coordinate: tuple, stage: Int32, barrier: cute.Pointer):
+        """Starts the copy of the tile at `coordinate` = (tile of M or N, tile of K, l0, l1) to a stage."""
+        source, target = self.tXgX[(None, *coordinate)], self.tXsX[None, stage]
+        options = {}
+        if cutlass.const_expr(self.mask is not None):
+            options["mcast_mask"] = self.mask
+        if cutlass.const_expr(self.policy is not None):
+            options["cache_policy"] = self.policy
+        cute.copy(self.atom, source, target, tma_bar_ptr=barrier, **options)
