@@ -4,7 +4,7 @@ from cutelab.copies.cp_async import CpAsyncRing, cp_async
 from cutelab.copies.errors import CopyError
 from cutelab.copies.matrix import operand_atom, operand_copies, stmatrix_copy
 from cutelab.copies.pipeline import TmaRing
-from cutelab.copies.tma import TMA_ALIGNMENT, TmaLoader, load_atom, store_atom
+from cutelab.copies.tma import TMA_ALIGNMENT, TmaLoader, load_atom, store_atom, store_tile
 from cutelab.copies.vectorized import TileLoader, copy_atom, copy_or_zero, tile_copy
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "operand_copies",
     "stmatrix_copy",
     "store_atom",
+    "store_tile",
     "tile_copy",
 ]

@@ -33,25 +33,26 @@ def load_atom(
     return atom, coordinates
 
 
-def store_atom(mX: cute.Tensor, tile: cute.ComposedLayout) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """The copy of a `tile`, a layout in shared memory, to mX; and mX as TMA coordinates."""
-    op = cpasync.CopyBulkTensorTileS2GOp()
+def store_atom(
+    mX: cute.Tensor, tile: cute.ComposedLayout, add: bool = False
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """The copy of a `tile`, a layout in shared memory, to mX; and mX as TMA coordinates.
+
+    add: to what mX holds, each element atomically (PTX ISA, "cp.reduce.async.bulk.tensor").
+    """
+    op = cpasync.CopyReduceBulkTensorTileS2GOp() if add else cpasync.CopyBulkTensorTileS2GOp()
     atom, coordinates = cpasync.make_tiled_tma_atom(op, mX, tile, extent(tile))
     return atom, coordinates
 
 
-POLICIES = {"first": 0x12F0000000000000, "last": 0x14F0000000000000}
-
-
 @dataclass(frozen=True)
 class TmaLoader:
-    """Loads k-tiles of one GEMM operand into a ring of shared-memory stages, alone or for a row of CTAs."""
+    """Loads tiles of a matrix into a ring of shared-memory stages, alone or for a row of CTAs."""
 
     atom: cute.CopyAtom
     tXsX: cute.Tensor  # (TMA, PIPE)
     tXgX: cute.Tensor  # (TMA, tiles of M or N, tiles of K, L0, L1) coordinates
     mask: Int32 | None  # the CTAs of the cluster that get the tile
-    policy: cutlass.Int64 | None
 
     @classmethod
     def partition(
@@ -62,7 +63,6 @@ class TmaLoader:
         sharers: int = 1,
         rank: Int32 | int = 0,
         mask: Int32 | None = None,
-        hint: str | None = None,
     ):
         """rank: of this CTA among the `sharers` of a tile, which `mask` names."""
         tile = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
@@ -70,15 +70,35 @@ class TmaLoader:
         tXsX, tXgX = cpasync.tma_partition(
             atom, rank, cute.make_layout(sharers), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
         )
-        return cls(atom, tXsX, tXgX, mask, None if hint is None else cutlass.Int64(POLICIES[hint]))
+        return cls(atom, tXsX, tXgX, mask)
 
     @cute.jit
     def load(self, coordinate: tuple, stage: Int32, barrier: cute.Pointer):
-        """Starts the copy of the tile at `coordinate` = (tile of M or N, tile of K, l0, l1) to a stage."""
-        source, target = self.tXgX[(None, *coordinate)], self.tXsX[None, stage]
-        options = {}
-        if cutlass.const_expr(self.mask is not None):
-            options["mcast_mask"] = self.mask
-        if cutlass.const_expr(self.policy is not None):
-            options["cache_policy"] = self.policy
-        cute.copy(self.atom, source, target, tma_bar_ptr=barrier, **options)
+        """Starts the copy of the tile at `coordinate` = (tile of M or N, tile of K, l0, l1) to a stage.
+
+        To be called by a whole warp, of which one thread starts it. The bytes count down `barrier`.
+        """
+        options = {} if cutlass.const_expr(self.mask is None) else {"mcast_mask": self.mask}
+        tile = (None, *coordinate)
+        cute.copy(self.atom, self.tXgX[tile], self.tXsX[None, stage], tma_bar_ptr=barrier, **options)
+
+    @cute.jit
+    def prefetch(self, coordinate: tuple):
+        """Brings the tile at `coordinate`, or this CTA's slice of it, into L2 only."""
+        tile = (None, *coordinate)
+        cute.prefetch(self.atom, self.tXgX[tile])
+
+
+@cute.jit
+def store_tile(atom: cute.CopyAtom, sX: cute.Tensor, gX: cute.Tensor):
+    """Starts the copy of a whole tile from shared memory, as a group of its own; to be called by one warp.
+
+    What other threads wrote to the tile must have passed a `fence.proxy.async` and a barrier. sX, gX: the
+    tile, and where it goes as TMA coordinates, both (rows, columns).
+    """
+    whole = cute.make_layout(1)
+    tXsX, tXgX = cpasync.tma_partition(
+        atom, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+    )  # (TMA,)
+    cute.copy(atom, tXsX, tXgX)
+    cute.arch.cp_async_bulk_commit_group()

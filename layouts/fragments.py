@@ -47,8 +47,9 @@ def accumulator_slices(accumulator: cute.Layout, columns: int) -> cute.Layout:
     """The registers of a wgmma product, cut into slices of so many columns.
 
     ((2,2,V), MMA_M, 1) → ((2,2,columns / 8), 1, 1, slices, MMA_M): the first three modes are what a wgmma of
-    64 x `columns` would leave. A register counts pairs of columns first, then rows eight apart, then eights of
-    columns (PTX ISA, fragments of wgmma.m64nNk16), so that a slice is a run of registers.
+    64 x `columns` would leave, which for 8 columns is ((2,2), 1, 1). A register counts pairs of columns
+    first, then rows eight apart, then eights of columns (PTX ISA, fragments of wgmma.m64nNk16), so that a
+    slice is a run of registers.
 
     Raises LayoutError if `accumulator` is no such fragment, or not made of whole slices.
     """
@@ -68,9 +69,10 @@ def accumulator_slices(accumulator: cute.Layout, columns: int) -> cute.Layout:
             nearest=f"{fitting} columns would do",
         )
     (pair, half, eight), rows, _ = accumulator.stride
+    eights = columns // 8
+    values = ((2, 2, eights), (pair, half, eight)) if eights > 1 else ((2, 2), (pair, half))
     return cute.make_layout(
-        ((2, 2, columns // 8), 1, 1, total // columns, shape[1]),
-        stride=((pair, half, eight), 0, 0, eight * (columns // 8), rows),
+        (values[0], 1, 1, total // columns, shape[1]), stride=(values[1], 0, 0, eight * eights, rows)
     )
 
 

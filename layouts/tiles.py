@@ -83,7 +83,7 @@ def tma_tile(shape: tuple[int, ...], contiguous: int, element_bits: int) -> cute
 def swizzled_tensor(
     pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type[cutlass.Numeric]
 ) -> cute.Tensor:
-    """The tensor at `pointer`, aligned to 1024 bytes, whose addresses `layout` swizzles, as `tma_tile` does."""
+    """The tensor at `pointer`, aligned to 1024 bytes, with swizzled addresses: `layout` is a `tma_tile`."""
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=dtype), layout.outer)
 
 

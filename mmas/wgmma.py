@@ -33,6 +33,9 @@ def warpgroup_mma(
         nearest = min(max(8, (columns + 4) // 8 * 8), 256)
         raise MmaError(f"wgmma has 8, 16, … 256 columns, got {columns}: the nearest that it has is {nearest}")
     majors = {"k": OperandMajorMode.K, "mn": OperandMajorMode.MN}
+    for major in (a_major, b_major):
+        if major not in majors:
+            raise MmaError(f"an operand is contiguous along 'k' or 'mn', got {major!r}")
     op = warpgroup.MmaF16BF16Op(
         dtype,
         cutlass.Float32,
@@ -71,7 +74,10 @@ class StagedProduct:
 
     @cute.jit
     def start(self, stage: Int32, acc: cute.Tensor, first: cutlass.Constexpr = False):
-        """Starts the products of a stage, as one group. acc: (MMA, MMA_M, MMA_N); `first`: it is overwritten."""
+        """Starts the products of a stage, as one group.
+
+        acc: (MMA, MMA_M, MMA_N); overwritten, not added to, in the `first` stage.
+        """
         warpgroup.fence()
         for k in cutlass.range_constexpr(cute.size(self.tCrA, mode=[2])):
             self.tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k > 0)

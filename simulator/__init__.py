@@ -7,12 +7,13 @@
 import os
 
 from cutelab.simulator.costs import Costs
-from cutelab.simulator.debugger import Debugger, Operand, Place
+from cutelab.simulator.debugger import Debugger, Place
 from cutelab.simulator.errors import SimulationError
 from cutelab.simulator.execution import execute
 from cutelab.simulator.launch import Allocation, Gpu, Launch, LaunchError, current_gpu, gpu
 from cutelab.simulator.timeline import Span, Timeline
 from cutelab.simulator.timing import trace
+from cutelab.simulator.values import Operand
 
 __all__ = [
     "Allocation",

@@ -199,10 +199,11 @@ class Arithmetic(Operands):
         return f"{left} * {right}"
 
     def upper_half(self, a: Any, b: Any, kind: str) -> str:
-        if ptx.BITS[kind] != 32:
+        bits = ptx.BITS[kind]
+        if bits == 64:
             return f"integers.mul_hi({self.read(a, kind)}, {self.read(b, kind)})"
-        wide = kind[0] + "64"
-        return f"({self.product(a, b, kind, wide)} >> {self.dtype(wide)}(32)).astype({self.dtype(kind)})"
+        wide = f"{kind[0]}{2 * bits}"
+        return f"({self.product(a, b, kind, wide)} >> {self.dtype(wide)}({bits})).astype({self.dtype(kind)})"
 
     def op_mul(self, i: Instruction) -> Statements:
         kind = i.modifiers[-1]

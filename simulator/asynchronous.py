@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cutelab.simulator import engines
-from cutelab.simulator.accesses import OFFSET
+from cutelab.simulator.accesses import OFFSET, RANK_SHIFT
 from cutelab.simulator.barriers import MBarrier
 from cutelab.simulator.errors import BarrierError, MemoryFault, RaceError, UninitializedRead
 from cutelab.simulator.global_races import WEAK, Access
@@ -87,8 +87,10 @@ class Asynchronous(Warps):
 
     def mbarrier(self, address: int, thread: int) -> MBarrier:
         """The mbarrier at a shared-memory address, whose initialisation the thread must have seen."""
-        owner, (place,) = self.owner(np.array([address]))
-        found = owner.own_mbarrier(int(place))
+        owner: Any = self
+        if address >> RANK_SHIFT:
+            owner, _ = self.owner(np.array([address]))
+        found = owner.own_mbarrier(address & OFFSET)
         agent = int(self.agent[thread])
         initialiser, clock = found.born
         if clock > self.order.seen[agent, initialiser] and initialiser != agent:
@@ -279,11 +281,19 @@ class Asynchronous(Warps):
     def bulk_store(
         self, maps: np.ndarray, start: list[Any], source: np.ndarray, reduction: str, s: Any
     ) -> None:
-        """cp.async.bulk.tensor, or cp.reduce.async.bulk.tensor, from shared memory."""
+        """cp.async.bulk.tensor, or cp.reduce.async.bulk.tensor, from shared memory.
+
+        Lanes of a warp that store the same box do it once, as they do on the hardware.
+        """
         coordinates = [self.lanes(c, s) for c in start]
+        done: set[tuple[int, ...]] = set()
         for lane, thread in enumerate(self.ids(s)):
-            tensor = self.tensor_map(int(maps[lane]), s)
             at = tuple(int(c[lane]) for c in coordinates)
+            what = int(self.agent[thread]), int(maps[lane]), int(source[lane]), *at
+            if what in done and not reduction:
+                continue
+            done.add(what)
+            tensor = self.tensor_map(int(maps[lane]), s)
             places = engines.store_box(self.memory, self.shared, tensor, int(source[lane]), at, reduction)
             self.engine_reads(places, int(thread), BULK_STORE)
             who = self.by_engine(BULK_WRITE, int(thread), scope=GPU if reduction else WEAK)

@@ -16,7 +16,7 @@ hits in L1, other CTAs on the multiprocessor, and what other multiprocessors do 
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
 from cutelab.simulator.errors import SimulationError
@@ -81,9 +81,9 @@ class Costs:
         """Of a warp's instruction, in a unit with so many lanes."""
         return ceil(32 / lanes)
 
-    def mma_cycles(self, m: int, n: int, k: int, kind: str) -> int:
+    def mma_cycles(self, m: int, n: int, k: int, kind: str) -> float:
         """Of one mma.sync, in the tensor core of its sub-core."""
-        return ceil(m * n * k * _RELATIVE.get(kind, 1) / self.mma)
+        return m * n * k * _RELATIVE.get(kind, 1) / self.mma
 
     def wgmma_cycles(self, n: int, k: int, kind: str, a_in_registers: bool) -> int:
         """Of one wgmma, in all four tensor cores: those of computing, or of reading A and B, if longer."""
@@ -112,7 +112,7 @@ class Work:
 
     kind: str
     unit: str = ""
-    cycles: int = 1
+    cycles: float = 1
     latency: int = 1
     free: bool = False
 
@@ -170,10 +170,6 @@ def shape(instruction: Instruction) -> tuple[int, int, int]:
     m, rest = text[1:].split("n")
     n, k = rest.split("k")
     return int(m), int(n), int(k)
-
-
-def fma_count(instruction: Instruction) -> int:
-    return prod(shape(instruction))
 
 
 def _is_shared(instruction: Instruction) -> bool:

@@ -7,8 +7,9 @@ scope of each takes in the other's thread: atomics, `red`, bulk reductions, and 
 release loads and stores. They order other accesses only where they acquire and release, by themselves or with
 a fence before the write and behind the read; scopes count here too. Volatile is relaxed.
 
-What is not looked at: lanes of one warp among themselves, other launches, and of the reads of a granule all
-but the last and the last of another cluster before it.
+What is not looked at: lanes of one warp among themselves; other launches; parts of granules that bulk copies
+touch at the edges of boxes; and of what happened to a granule all but the last write and three reads: the
+last one, the last one by another warp of that cluster, and the last one by another cluster.
 
 Granules have an epoch each for the last write and the last reads: who it was, and that one's clock, in one
 number of 64 bits. Reads of tensors that nobody has written so far are only noted down.
@@ -72,6 +73,10 @@ class Access(NamedTuple):
     site: int
 
 
+Last = tuple[np.ndarray, np.ndarray]
+"""Of each granule, the epoch of an access and its number among `GlobalRaces.sites`."""
+
+
 class Cells:
     """What is known of the granules of one tensor. Pages that nobody touches take no memory."""
 
@@ -79,16 +84,19 @@ class Cells:
         self.region, self.granule = region, granule
         self.first = region.base // granule
         count = -(-region.end // granule) - self.first
-        self.writer, self.reader, self.other = (np.zeros(count, np.int64) for _ in range(3))
-        self.write_site, self.read_site, self.other_site = (np.zeros(count, np.int32) for _ in range(3))
+        self.writer, self.write_site = blank(count)
+        self.reader, self.read_site = blank(count)
+        # Of reads before the last one, by another warp of its cluster and by another cluster, if there are any.
+        self.near: Last | None = None
+        self.far: Last | None = None
         self.written = False
         self.partly: list[np.ndarray] = []  # addresses of bytes written in granules that weren't whole
         self.log: list[tuple[Access, Callable[[], np.ndarray], int]] = []  # (who, where, bytes)
 
     def at(self, addresses: np.ndarray, size: int) -> np.ndarray:
         """The granules of `size` bytes at each address: (lanes, size / granule)."""
-        first = addresses // self.granule - self.first
-        return first[:, None] + np.arange(max(size // self.granule, 1))
+        first = (addresses // self.granule - self.first)[:, None]
+        return first if size <= self.granule else first + np.arange(size // self.granule)
 
     def noted(self, first: int) -> np.ndarray:
         """Which granules the reads that are only noted down were of, by clusters behind number `first`."""
@@ -200,10 +208,10 @@ class GlobalRaces:
     ) -> None:
         """Warp by warp: what each acquires, its access, and what it releases."""
         how = strength(at.modifiers)
-        for agent in np.unique(agents).tolist():
+        for agent in sorted({*agents.tolist()}):
             lanes = agents == agent
             where = addresses[lanes]
-            places = np.unique(where).tolist()
+            places = {*where.tolist()}
             if reads:
                 self.acquire(order, agent, places, how)
             who = self.access(order, agents[lanes], THREAD, how.scope, at)
@@ -217,7 +225,7 @@ class GlobalRaces:
         """Who may acquire what the agent releases, by scope."""
         return (order.cluster, agent // self.warps), order.cluster, None
 
-    def acquire(self, order: Order, agent: int, places: list[int], how: Strength) -> None:
+    def acquire(self, order: Order, agent: int, places: set[int], how: Strength) -> None:
         for level, audience in enumerate(self.audiences(order, agent)[: how.scope + 1]):
             for place in places:
                 known = self.released.get((place, audience))
@@ -226,7 +234,7 @@ class GlobalRaces:
                 elif known:
                     order.observe(agent, level, known)
 
-    def release(self, order: Order, agent: int, places: list[int], how: Strength, keeps: bool) -> None:
+    def release(self, order: Order, agent: int, places: set[int], how: Strength, keeps: bool) -> None:
         """keeps: an atomic goes on with the release sequence of those before it."""
         levels = [order.publish_far(agent)] * 3 if how.releases else None
         if levels is None:
@@ -242,8 +250,8 @@ class GlobalRaces:
 
     def epochs(self, who: Access) -> np.ndarray:
         agent = who.order.agent(who.kind, who.agents)
-        number = agent.astype(np.int64) | who.order.cluster << self.shift
-        return ((who.scope + 1) << SCOPE_SHIFT | number << CLOCK_BITS | who.clocks[agent])[:, None]
+        common = who.scope + 1 << SCOPE_SHIFT | who.order.cluster << self.shift + CLOCK_BITS
+        return (agent << CLOCK_BITS | common | who.clocks[agent])[:, None]
 
     def note(self, cells: Cells, who: Access, where: Callable[[], np.ndarray], size: int) -> None:
         cells.log.append((who, where, size))
@@ -266,28 +274,35 @@ class GlobalRaces:
         self.record_read(cells, who, at)
 
     def record_read(self, cells: Cells, who: Access, at: np.ndarray) -> None:
-        last = cells.reader[at]
-        elsewhere = (last != 0) & (self.cluster_of(last) != who.order.cluster)
-        if elsewhere.any():
-            moved = at[elsewhere]
-            cells.other[moved], cells.other_site[moved] = last[elsewhere], cells.read_site[moved]
-        cells.reader[at], cells.read_site[at] = self.epochs(who), who.site
+        last, mine = cells.reader[at], self.epochs(who)
+        if last.any():
+            another = (last != 0) & differ(last, mine)
+            far = another & (self.cluster_of(last) != who.order.cluster)
+            if far.any():
+                cells.far = cells.far or blank(len(cells.reader))
+                put(cells.far, at[far], last[far], cells.read_site[at[far]])
+            if (near := another & ~far).any():
+                cells.near = cells.near or blank(len(cells.reader))
+                put(cells.near, at[near], last[near], cells.read_site[at[near]])
+        cells.reader[at], cells.read_site[at] = mine, who.site
+        if who.agents[0] != who.agents[-1] and (lost := cells.reader[at] != mine).any():
+            cells.near = cells.near or blank(len(cells.reader))  # another warp reads it at the same time
+            put(cells.near, at[lost], np.broadcast_to(mine, at.shape)[lost], who.site)
 
     def write(self, cells: Cells, who: Access, addresses: np.ndarray, size: int) -> None:
         at = cells.at(addresses, size)
-        for before, sites, what in (
-            (cells.writer, cells.write_site, "wrote"),
-            (cells.reader, cells.read_site, "read"),
-            (cells.other, cells.other_site, "read"),
+        for before, what in (
+            ((cells.writer, cells.write_site), "wrote"),
+            ((cells.reader, cells.read_site), "read"),
+            (cells.near, "read"),
+            (cells.far, "read"),
         ):
-            epochs = before[at]
-            if epochs.any():
-                self.check(cells, who, at, epochs, sites, "writes", what)
+            if before and (epochs := before[0][at]).any():
+                self.check(cells, who, at, epochs, before[1], "writes", what)
         mine = self.epochs(who)
         cells.writer[at], cells.write_site[at] = mine, who.site
-        now = cells.writer[at]
-        if who.scope == WEAK and (now != mine).any():  # another warp, at the same time
-            self.check(cells, who, at, now, cells.write_site, "writes", "wrote", at_once=True)
+        if who.agents[0] != who.agents[-1] and (at_once := cells.writer[at] != mine).any():
+            self.report(cells, who, at, cells.writer[at], cells.write_site, at_once, "writes", "wrote")
 
     # --- Checks
 
@@ -303,54 +318,48 @@ class GlobalRaces:
         sites: np.ndarray,
         now: str,
         then: str,
-        at_once: bool = False,
     ) -> None:
-        """Raises RaceError unless the accesses of `epochs`, (lanes, granules), all come before this one.
-
-        at_once: they are of the same instruction, so a warp's own don't count.
-        """
-        order, own = who.order, who.agents[:, None]
-        number = epochs >> CLOCK_BITS & AGENTS
-        near = number >> self.shift == order.cluster
-        agent = np.where(near, number & (1 << self.shift) - 1, 0)
-        clock = epochs & CLOCKS
-        bad = (epochs != 0) & ~(near & (clock <= order.seen[own, agent]))
-        engine = order.agent(who.kind, own)
-        if at_once:
-            bad = agent != engine
-        elif bad.any():  # what other lanes of this instruction have given the same engine doesn't count
-            bad &= ~(near & (agent == engine) & (clock == who.clocks[engine]) & (sites[at] == who.site))
-        if not bad.any() and who.kind not in ASYNC_PROXY:
-            return
-        bad = self.unknown(order, who, epochs, bad, visible=False)
-        bad &= ~self.morally_strong(who, epochs, near, agent)
-        if bad.any():
-            self.report(cells, who, at, epochs, sites, bad, now, then)
+        """Raises RaceError unless the accesses of `epochs`, (lanes, granules), all come before this one."""
+        late = self.late(who, epochs)
+        if late.any():
+            number = epochs >> CLOCK_BITS & AGENTS
+            near, agent = number >> self.shift == who.order.cluster, number & (1 << self.shift) - 1
+            engine = who.order.agent(who.kind, who.agents[:, None])
+            # What other lanes of this instruction have given the same engine doesn't count.
+            same = near & (agent == engine) & (epochs & CLOCKS == who.clocks[engine])
+            same &= sites[at] == who.site
+            late &= ~(same | self.morally_strong(who, epochs, near, agent))
+            if late.any():
+                self.report(cells, who, at, epochs, sites, late, now, then)
         if who.kind in ASYNC_PROXY and now == "reads":
-            agent = number & (1 << self.shift) - 1
-            by_threads = (epochs != 0) & (agent < 2 * order.warps)
-            hidden = by_threads & ~(near & (clock <= order.visible[own, np.where(near, agent, 0)]))
-            hidden = self.unknown(order, who, epochs, hidden, visible=True)
+            by_threads = (epochs >> CLOCK_BITS & (1 << self.shift) - 1) < 2 * who.order.warps
+            hidden = self.late(who, epochs, visible=True) & by_threads
             if hidden.any():
                 self.report(cells, who, at, epochs, sites, hidden, now, then, NO_FENCE)
 
-    def unknown(
-        self, order: Order, who: Access, epochs: np.ndarray, bad: np.ndarray, visible: bool
-    ) -> np.ndarray:
-        """Which of the `bad` ones are not known from other clusters either."""
-        if not order.far or not bad.any():
-            return bad
-        bad = bad.copy()
-        clusters = self.cluster_of(epochs)
-        agents, clock = epochs >> CLOCK_BITS & (1 << self.shift) - 1, epochs & CLOCKS
-        for warp in np.unique(who.agents).tolist():
-            far = order.far.get(warp)
-            for cluster in np.unique(clusters[bad]).tolist():
-                if far and cluster in far.known:
-                    known = far.known[cluster].visible if visible else far.known[cluster].seen
-                    of_it = bad & (who.agents == warp)[:, None] & (clusters == cluster)
-                    bad[of_it] = clock[of_it] > known[agents[of_it]]
-        return bad
+    def late(self, who: Access, epochs: np.ndarray, visible: bool = False) -> np.ndarray:
+        """Which accesses the warps of the lanes don't know to come before, or not to be visible."""
+        number, clock = epochs >> CLOCK_BITS & AGENTS, epochs & CLOCKS
+        agents, clusters = number & (1 << self.shift) - 1, number >> self.shift
+        own = (who.agents - who.agents[0])[:, None]
+        lowest, highest = int(clusters.min()), int(clusters.max())
+        if lowest == highest:
+            return clock > self.known(who, lowest, visible)[own, agents]
+        late = np.zeros(epochs.shape, bool)
+        for cluster in np.unique(clusters).tolist():
+            late |= (clusters == cluster) & (clock > self.known(who, cluster, visible)[own, agents])
+        return late
+
+    def known(self, who: Access, cluster: int, visible: bool) -> np.ndarray:
+        """Up to which clocks the warps, from the first lane's to the last one's, know a cluster's agents."""
+        order, warps = who.order, range(who.agents[0], who.agents[-1] + 1)
+        if cluster == order.cluster:
+            return (order.visible if visible else order.seen)[warps.start : warps.stop]
+        found = np.zeros((len(warps), order.seen.shape[1]), np.int32)
+        for row, warp in zip(found, warps, strict=True):
+            if (far := order.far.get(warp)) and cluster in far.known:
+                row[:] = far.known[cluster].visible if visible else far.known[cluster].seen
+        return found
 
     def morally_strong(
         self, who: Access, epochs: np.ndarray, near: np.ndarray, agent: np.ndarray
@@ -398,6 +407,19 @@ class GlobalRaces:
         return f"{NAMES[agent // warps].format(warp)} of CTA {index}"
 
 
+def blank(count: int) -> Last:
+    return np.zeros(count, np.int64), np.zeros(count, np.int32)
+
+
+def put(last: Last, at: np.ndarray, epochs: np.ndarray, sites: np.ndarray | int) -> None:
+    last[0][at], last[1][at] = epochs, sites
+
+
+def differ(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Where epochs are of different agents."""
+    return (some ^ others) >> CLOCK_BITS & AGENTS != 0
+
+
 def itself(addresses: np.ndarray) -> np.ndarray:
     return addresses
 
@@ -427,8 +449,8 @@ def box_places(tensor: TensorMap, start: tuple[int, ...], granule: int) -> tuple
     if addresses.size % each == 0:
         parts, present = addresses.reshape(-1, each), inside.reshape(-1, each)
         if not (parts[:, 0] % granule).any() and (parts[:, -1] - parts[:, 0] == granule - size).all():
-            whole = present.all(1)
-            return parts[whole, 0], granule, parts[present & ~whole[:, None]]
+            whole = np.logical_and.reduce(present, axis=1, keepdims=True)
+            return parts[whole[:, 0], 0], granule, parts[present & ~whole]
     there = addresses[inside]
     found, which, elements = np.unique(there // granule, return_inverse=True, return_counts=True)
     return found[elements == each] * granule, granule, there[elements[which] < each]

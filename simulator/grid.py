@@ -71,6 +71,7 @@ class Grid:
         memory.races = GlobalRaces(memory, program.global_granule, self.warps, clusters, cluster)
         mixed = seed is not None and program.communicates
         self.random = np.random.default_rng(seed) if mixed else None
+        self.resident = deque[Runner]()
 
     def start(self, number: int) -> Runner:
         """Sets up the CTAs of a cluster."""
@@ -92,29 +93,28 @@ class Grid:
         return self.runner_type(ctas, self.seed)
 
     def run(self, numbers: Iterable[int]) -> None:
-        """Runs these clusters to their ends. Raises SimulationError."""
+        """Runs these clusters, and those that are resident already, to their ends. Raises SimulationError."""
         for runner, steps, polls in self.turns(numbers):
             runner.run(steps, polls)
 
     def turns(self, numbers: Iterable[int]) -> Iterator[tuple[Runner, float, float]]:
         """Whose turn it is, and how long: it has had it when the next one is asked for. Raises Deadlock."""
-        waiting, resident = deque(numbers), deque[Runner]()
+        waiting, resident = deque(numbers), self.resident
         room = max(self.room // prod(self.cluster), 1)
         quiet = Quiet()
         while waiting or resident:
             startable = bool(waiting) and len(resident) < room
             if startable and (self.random is None or not resident or self.random.random() < 0.5):
                 runner = self.start(waiting.popleft())
-                resident.append(runner)
             elif self.random is None:
-                runner = resident[0]
+                runner = resident.popleft()
             else:
-                runner = resident[self.random.integers(len(resident))]
+                resident.rotate(int(self.random.integers(len(resident))))
+                runner = resident.popleft()
             if self.random is None:
                 yield runner, TURN_STEPS, TURN_POLLS
             else:
                 yield runner, int(self.random.integers(1, FEW_STEPS)), inf
-            resident.remove(runner)
             if runner.fragments:
                 resident.append(runner)
                 if quiet.too_long(runner, resident, self.memory) and not (waiting and len(resident) < room):
@@ -122,17 +122,25 @@ class Grid:
 
     def explain(self, resident: Iterable[Runner], waiting: int) -> str:
         """What the resident clusters wait for."""
-        lines = ["no CTA can go on: all those that are resident wait for what nobody does any more:"]
+        looking, others, short = [], [], []
         for runner in resident:
-            first = runner.ctas[0]
-            for warp in sorted({fragment.number for fragment in runner.fragments} & first.polling.keys()):
-                cta = runner.ctas[warp // self.warps]
-                who, where = f"warp {warp % self.warps} of CTA {cta.index}", line_of(first.polling[warp])
-                lines.append(f"  {who} looks again and again at {where}")
-            if not first.polling:
-                lines.append(f"  no end is in sight of {first.describe()}")
-        left_out = len(lines) - 1 - SHOWN
-        lines = [*lines[: SHOWN + 1], f"  … and {left_out} more"] if left_out > 0 else lines
+            polling = runner.ctas[0].polling
+            for fragment in runner.fragments:
+                who = f"  warp {fragment.warp} of CTA {fragment.cta.index}"
+                if not fragment.ready:
+                    others.append(f"{who} waits at {fragment.reason}")
+                elif fragment.number in polling:
+                    looking.append(f"{who} looks again and again at {line_of(polling[fragment.number])}")
+                else:
+                    at = self.program.segments[fragment.segment].instructions[0]
+                    others.append(f"{who} goes on without an end in sight, now at {line_of(at)}")
+            short += [f"  {line}" for pool in runner.pools for line in pool.shortages()]
+        found = [*dict.fromkeys(looking + others)]  # lanes of a warp that have parted say the same
+        lines = ["no CTA can go on: all those that are resident wait for what nobody does any more:"]
+        lines += found[:SHOWN]
+        if len(found) > SHOWN:
+            lines.append(f"  … and {len(found) - SHOWN} more")
+        lines += short[:SHOWN]
         if waiting:
             ctas = waiting * prod(self.cluster)
             lines.append(

@@ -10,8 +10,10 @@ import numpy as np
 from cutelab.simulator.barriers import Barrier, ClusterBarrier
 from cutelab.simulator.cta import WARP, WARPGROUP, Cta
 from cutelab.simulator.errors import BarrierError, Deadlock, DivergenceError, SimulationError
+from cutelab.simulator.global_races import line_of
 from cutelab.simulator.memory import SHARED_BASE
 from cutelab.simulator.ptx import Immediate, Instruction, Negated, Symbol
+from cutelab.simulator.registers import RegisterPool
 from cutelab.simulator.translate import BARRIER, BRANCH, CLUSTER, EXIT, TRY_WAIT, Segment
 
 
@@ -67,6 +69,8 @@ class Runner:
         ]
         self.cluster_barrier = ClusterBarrier({fragment.number for fragment in self.fragments})
         self.steps = 0  # segments executed
+        launched, warps = self.program.launch_registers, -(-len(threads) // WARP)
+        self.pools = [RegisterPool(cta.index, launched, warps) for cta in ctas] if launched else []
 
     def run(self, steps: float = inf, polls: float = inf) -> bool:
         """To the end, or until it has executed so many segments or looked so often for what others may do.
@@ -90,6 +94,9 @@ class Runner:
                 self.step(segments[batch[0].segment], batch)
             except SimulationError as error:
                 raise type(error)(f"{error}\n  in {batch[0].cta.describe()}") from None
+        if not self.fragments:
+            for pool in self.pools:
+                pool.check()
 
     def pick(self) -> list[Fragment]:
         """Ready fragments at one segment of one CTA, to be executed at once."""
@@ -244,7 +251,9 @@ class Runner:
     # --- Waiting. A fragment has already been sent to the segment behind; these hold it back there.
 
     def barrier(self, last: Instruction, fragment: Fragment) -> None:
-        """bar and barrier{.cta}: .sync, .arrive and .red."""
+        """bar and barrier{.cta}: .sync, .arrive and .red; setmaxnreg, which may have to wait too."""
+        if last.opcode == "setmaxnreg":
+            return self.set_registers(last, fragment)
         operands = list(last.operands)
         reduces = "red" in last.modifiers
         target, vote = (operands.pop(0), operands.pop()) if reduces else (None, None)
@@ -267,6 +276,18 @@ class Runner:
             self.wait_for(fragment, barrier, generation)
         if reduces:
             self.learn_votes(fragment, barrier, last, target)
+        return None
+
+    def set_registers(self, last: Instruction, fragment: Fragment) -> None:
+        self.whole(fragment, last)
+        if not self.pools:
+            return
+        pool, warp = self.pools[fragment.cta.rank], fragment.warp
+        pool.ask(warp, last.operands[0].value, "inc" in last.modifiers)
+        fragment.cta.progress()
+        if warp in pool.waiting:
+            fragment.waiting = lambda: warp not in pool.waiting
+            fragment.reason = line_of(last)
 
     def whole(self, fragment: Fragment, last: Instruction) -> None:
         """All lanes of a warp that haven't ended must be there, unless the barrier isn't `.aligned`."""
@@ -369,6 +390,7 @@ class Runner:
         lines += [f"  {barrier.state()}" for barrier in self.barriers.values() if barrier.arrived]
         lines += [f"  {self.cluster_barrier.state()}"] if self.cluster_barrier.arrived else []
         lines += [f"  {barrier.state()}" for cta in self.ctas for barrier in cta.mbarriers.values()]
+        lines += [f"  {line}" for pool in self.pools for line in pool.shortages()]
         return "\n".join(lines)
 
 

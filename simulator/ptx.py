@@ -144,6 +144,7 @@ class Variable:
 class Kernel:
     name: str
     parameters: list[Parameter]
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)  # {"reqntid": (128, 1, 1)}
     registers: dict[str, Register] = field(default_factory=dict)
     shared: list[Variable] = field(default_factory=list)
     local: list[Variable] = field(default_factory=list)  # those for the arguments of calls too
@@ -257,11 +258,21 @@ class _Parser:
         self.expect(".entry")
         name = self.next()
         kernel = Kernel(name, self.parameters() if self.token == "(" else [])
-        while self.token != "{":  # .reqntid and the like
-            self.at += 1
+        while self.token != "{":
+            directive = self.next()
+            if directive.startswith("."):
+                kernel.directives[directive[1:]] = self.numbers()
         self.scopes = []
         self.body(kernel)
         return kernel
+
+    def numbers(self) -> tuple[int, ...]:
+        """Those that come next, with commas between them."""
+        found = []
+        while self.token.isdecimal() or self.token == ",":
+            if (token := self.next()) != ",":
+                found.append(int(token))
+        return tuple(found)
 
     def parameters(self) -> list[Parameter]:
         self.expect("(")

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from math import prod
 from types import MappingProxyType
@@ -39,11 +39,15 @@ class LaunchError(SimulationError):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Bytes of host memory that stand for global memory; `name` is what reports call them."""
+    """Bytes of host memory that stand for global memory; `name` is what reports call them.
+
+    owner: what keeps them from being freed as long as this is there.
+    """
 
     address: int
     size: int
     name: str
+    owner: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Launch:
         and priorities as integers, anything else as bytes. "ClusterDimension" is in ``cluster`` too.
     tensors: the memory that the kernel may touch, by address and without overlaps: the tensors that the DSL
         was given and that still exist, and the storages of other torch tensors that a parameter points into.
-        Memory of another kind that is given by its bare address isn't among them.
+        It is kept with the launch. Memory of another kind that is given by its bare address isn't among them.
     gpu: what it was launched on.
     """
 

@@ -98,7 +98,7 @@ def _span(tensor: Any) -> Allocation:
     # In memory a Boolean, of width 1, is a byte.
     bits = 8 if tensor.element_type is Boolean else tensor.element_type.width
     size = 0 if 0 in tensor.shape else -(-elements * bits // 8)
-    return Allocation(tensor.data_ptr, size, f"{tensor.element_type} {tuple(tensor.shape)}")
+    return Allocation(tensor.data_ptr, size, f"{tensor.element_type} {tuple(tensor.shape)}", tensor)
 
 
 def _holds(allocation: Allocation, address: int) -> bool:
@@ -116,7 +116,7 @@ def _torch_storages() -> Iterator[Allocation]:
                 address = storage.data_ptr()
             except RuntimeError:  # a fake tensor, as torch.compile makes them: it has no memory
                 continue
-            yield Allocation(address, storage.nbytes(), f"{thing.dtype} {tuple(thing.shape)}")
+            yield Allocation(address, storage.nbytes(), f"{thing.dtype} {tuple(thing.shape)}", storage)
 
 
 def _without_overlap(found: list[Allocation]) -> tuple[Allocation, ...]:
@@ -129,5 +129,5 @@ def _without_overlap(found: list[Allocation]) -> tuple[Allocation, ...]:
         else:
             end = max(last.address + last.size, one.address + one.size)
             name = max(last, one, key=lambda one: one.size).name
-            separate[-1] = Allocation(last.address, end - last.address, name)
+            separate[-1] = Allocation(last.address, end - last.address, name, (last.owner, one.owner))
     return tuple(separate)

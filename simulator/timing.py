@@ -45,9 +45,9 @@ def trace(launch: Launch, *, cta: Three = (0, 0, 0), costs: Costs | None = None)
     if len(cta) != 3 or not all(0 <= n < size for n, size in zip(cta, launch.grid, strict=True)):
         last = tuple(size - 1 for size in launch.grid)
         raise SimulationError(f"there is no CTA {cta} to trace: the grid has (0, 0, 0) … {last}")
-    place = tuple(n // size for n, size in zip(cta, launch.cluster, strict=True))
+    x, y, z = (n // size for n, size in zip(cta, launch.cluster, strict=True))
     grid.costs = costs or Costs.of(launch.gpu.arch)
-    grid.run([grid.clusters.index(place)])
+    grid.run([grid.clusters.index((x, y, z))])
     return grid.recorder.timeline(launch.kernel, launch.gpu.arch, grid.costs)
 
 
@@ -291,7 +291,7 @@ class TimedRunner(Runner):
         if work.free:
             return start
         busy = cta.engine(unit_name(work.unit, core)).free if work.unit else 0
-        return max(start, cta.schedulers[core], ceil(busy))
+        return max(start, cta.schedulers[core], int(busy))  # the rest of that cycle it waits in the unit
 
     def release(self, fragment: Fragment) -> None:
         reason, held = fragment.reason, self.held.pop(fragment, None)
@@ -370,8 +370,7 @@ class TimedRunner(Runner):
         _, n, k = shape(instruction)
         kind = [m for m in instruction.modifiers if m != "satfinite"][-1]
         cycles = self.costs.wgmma_cycles(n, k, kind, isinstance(instruction.operands[1], Vector))
-        for name in TENSOR_CORES:
-            done = cta.engine(name).take(now, cycles, "mma", instruction)
+        done = max(cta.engine(name).take(now, cycles, "mma", instruction) for name in TENSOR_CORES)
         for number, _ in warps:
             self.order.ends[WGMMA, number] = ceil(done) + self.costs.wgmma_latency
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from cutelab.simulator import ptx
+from cutelab.simulator import ptx, registers
 from cutelab.simulator.arithmetic import Arithmetic
 from cutelab.simulator.collective import Collective
 from cutelab.simulator.movement import Movement, communicates, smallest_access
@@ -58,6 +58,11 @@ class Program:
         return smallest_access(self.kernel.instructions)
 
     @cached_property
+    def launch_registers(self) -> int | None:
+        """Of a thread as it starts, or None where setmaxnreg has no effect."""
+        return registers.at_launch(self.kernel)
+
+    @cached_property
     def prints(self) -> bool:
         return any(each.opcode == "call" for each in self.kernel.instructions)
 
@@ -89,7 +94,7 @@ def ending(instruction: Instruction) -> str | None:
     name = instruction.name
     if name.startswith("barrier.cluster"):
         return CLUSTER
-    if instruction.opcode in ("bar", "barrier") and "warp" not in name:
+    if instruction.opcode in ("bar", "barrier", "setmaxnreg") and "warp" not in name:
         return BARRIER
     if name.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
         return TRY_WAIT
@@ -157,7 +162,8 @@ class _Translator(Arithmetic, Movement, Collective):
             kind = (ending(instructions[-1]) if instructions else EXIT) or FALL
             last = instructions[-1] if instructions and kind != FALL else None
             target = number[self.label(last)] if last and kind == BRANCH else -1
-            sources.append(self.function(index, instructions[:-1] if last else instructions))
+            plain = not last or last.opcode == "setmaxnreg"  # of which the operand is checked there
+            sources.append(self.function(index, instructions if plain else instructions[:-1]))
             runs.append((instructions, kind, last, target))
         source = "\n".join(sources)
         exec(compile(source, f"<{self.kernel.name}>", "exec"), self.constants)

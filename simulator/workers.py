@@ -21,6 +21,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from cutelab.simulator.bank_conflicts import BankConflicts, Cost
+from cutelab.simulator.errors import Deadlock
 from cutelab.simulator.global_races import Cells
 from cutelab.simulator.grid import Grid
 
@@ -57,9 +58,13 @@ def run(grid: Grid, processes: int) -> None:
     count = len(grid.clusters)
     if processes == 1 or count < FEWEST_CLUSTERS or grid.program.communicates or grid.program.prints:
         return grid.run(range(count))
-    start = time.perf_counter()
-    grid.run([0])
-    rest = range(1, count)
+    rest, start = range(1, count), time.perf_counter()
+    try:
+        grid.run([0])
+    except Deadlock:
+        if not grid.resident:
+            raise
+        return grid.run(rest)  # what it waits for may come from a later cluster, which is a race
     if (time.perf_counter() - start) * len(rest) < SHORTEST or not in_parallel(grid, rest, processes):
         grid.run(rest)
     return None
@@ -180,12 +185,8 @@ def result(grid: Grid, first: int) -> Result:
 
 def touched_in(grid: Grid, cells: Cells, first: int) -> Touched:
     races = grid.memory.races
-    reads, writes = (
-        races.cluster_of(cells.reader) > first,
-        races.cluster_of(cells.writer) > first,
-    )
-    reads |= races.cluster_of(cells.other) > first
-    reads |= cells.noted(first)
+    reads = (races.cluster_of(cells.reader) > first) | cells.noted(first)
+    writes = races.cluster_of(cells.writer) > first
     partly = np.concatenate(cells.partly) if cells.partly else np.empty(0, np.int64)
     data, base = cells.region.data, cells.region.base
     written = data[whole_bytes(cells, writes)].tobytes() + data[partly - base].tobytes()

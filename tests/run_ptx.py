@@ -76,6 +76,6 @@ def launch_of(
         parameters=tuple(np.uint64(array.ctypes.data).tobytes() for array in arrays),
         stream=0,
         attributes={},
-        tensors=tuple(Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)),
+        tensors=tuple(Allocation(a.ctypes.data, a.nbytes, f"array {i}", a) for i, a in enumerate(arrays)),
         gpu=Gpu.named(gpu),
     )

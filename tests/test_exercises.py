@@ -4,6 +4,7 @@ A cell tagged `exercise` is the reader's to fill in, the cell tagged `check` aft
 check is here with answers: source that replaces the exercise's cell, and what the check has to say.
 """
 
+import linecache
 import re
 from pathlib import Path
 
@@ -64,6 +65,26 @@ ANSWERS = {
         ('key = "(2,4):(4,1)"', "would need"),
         ('key = "8:2"', "no permutation of 0–7"),
     ],
+    ("05_inside_a_running_kernel", 1): [
+        ('barriers = {"after writing"}', "right"),
+        ('barriers = {"after reading"}', r"RaceError.*reads byte(.|\n)*`value \+= shared"),
+        ("barriers = set()", "RaceError"),
+        ('barriers = {"after writing", "after reading"}', "one of the two would do"),
+        ('barriers = "after writing"', "a set of some of"),
+    ],
+    ("05_inside_a_running_kernel", 2): [
+        ("counts = 1, 96", "right"),
+        ("counts = 32, 96", "Deadlock(.|\n)*phase 0, 1 of 32 arrivals"),
+        ("counts = 1, 128", "Deadlock(.|\n)*phase 0, 96 of 128 arrivals"),
+        ("counts = 1, 32", "RaceError(.|\n)*`row"),
+        ("counts = 1, 0", "counts are integers"),
+    ],
+    ("05_inside_a_running_kernel", 3): [
+        ("stages_needed = 7", "right"),
+        ("stages_needed = 4", "4.. cycles a turn, but 3.. with one stage more"),
+        ("stages_needed = 8", "one stage less does it in"),
+        ("stages_needed = 1", "from 2 stages"),
+    ],
 }
 
 
@@ -75,6 +96,12 @@ def tagged(cell, tag):
     return tag in cell.metadata.get("tags", ())
 
 
+def execute(source, names, file):
+    """As a notebook does it: the source of functions can be found, which the DSL reads."""
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    exec(compile(source, file, "exec"), names)
+
+
 @pytest.fixture(scope="module", params=sorted({name for name, _ in ANSWERS}))
 def notebook(request):
     """Its name and what its code cells leave behind."""
@@ -82,7 +109,7 @@ def notebook(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(NOTEBOOKS)
         for cell in cells(request.param):
-            exec(cell.source, names)
+            execute(cell.source, names, f"/{request.param}/{cell.id}.py")
     return request.param, names
 
 

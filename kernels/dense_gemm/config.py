@@ -16,6 +16,41 @@ OUT_DTYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32
 AB_DTYPES = OUT_DTYPES | {"float32": cutlass.TFloat32}
 
 
+def is_vector(size: int, element: int) -> bool:
+    """Whether `size` bytes are a vector that a thread can copy, of elements of `element` bytes."""
+    return element <= size <= 16 and size & (size - 1) == 0
+
+
+def check_choices(config: Any, choices: dict[str, tuple]) -> None:
+    """Raises ConfigError unless the fields in `choices`, and those that all share, have legal values."""
+    shared = {
+        "out_dtype": tuple(OUT_DTYPES),
+        "a_major": ("k", "mn"),
+        "b_major": ("k", "mn"),
+        "bias": (None, "n", "m"),
+        "activation": (None, *ACTIVATIONS),
+    }
+    for field, values in (choices | shared).items():
+        if getattr(config, field) not in values:
+            options = ", ".join(map(repr, values))
+            name = f"{type(config).__name__}.{field}"
+            raise ConfigError(f"{name} is {getattr(config, field)!r}: must be one of {options}")
+
+
+def check_rules(config: Any, rules: dict[str, tuple[bool, str]]) -> None:
+    """Raises ConfigError unless all rules hold, and those about C and D; a rule: (whether, what must be)."""
+    element = OUT_DTYPES[config.out_dtype].width // 8
+    vector = f"from {element} to 16, a power of two"
+    shared = {
+        "out_align": (is_vector(config.out_align, element), vector),
+        "c_align": (config.c_align == 0 or is_vector(config.c_align, element), f"0 or {vector}"),
+    }
+    for field, (holds, rule) in (shared | rules).items():
+        if not holds:
+            name = f"{type(config).__name__}.{field}"
+            raise ConfigError(f"{name} is {getattr(config, field)}: must be {rule}")
+
+
 @dataclass(frozen=True)
 class GemmConfig:
     """Everything about a GEMM that is fixed before it is traced.
@@ -46,36 +81,12 @@ class GemmConfig:
     group: int = 8
 
     def __post_init__(self):
-        legal = {
-            "ab_dtype": tuple(AB_DTYPES),
-            "out_dtype": tuple(OUT_DTYPES),
-            "a_major": ("k", "mn"),
-            "b_major": ("k", "mn"),
-            "bias": (None, "n", "m"),
-            "activation": (None, *ACTIVATIONS),
-        }
-        for field, values in legal.items():
-            if getattr(self, field) not in values:
-                options = ", ".join(map(repr, values))
-                raise ConfigError(f"GemmConfig.{field} is {getattr(self, field)!r}: must be one of {options}")
-
-        def is_vector(size: int, element: int) -> bool:
-            return element <= size <= 16 and size & (size - 1) == 0
-
+        check_choices(self, {"ab_dtype": tuple(AB_DTYPES)})
         element, k_step = (4, 8) if self.ab_dtype == "float32" else (2, 16)
-        out_element = OUT_DTYPES[self.out_dtype].width // 8
         m, n, k = self.tile
         rules = {
             "a_align": (is_vector(self.a_align, element), f"from {element} to 16, a power of two"),
             "b_align": (is_vector(self.b_align, element), f"from {element} to 16, a power of two"),
-            "out_align": (
-                is_vector(self.out_align, out_element),
-                f"from {out_element} to 16, a power of two",
-            ),
-            "c_align": (
-                self.c_align == 0 or is_vector(self.c_align, out_element),
-                f"0 or from {out_element} to 16, a power of two",
-            ),
             "tile": (
                 m % (16 * self.warps[0]) == n % (16 * self.warps[1]) == k % k_step == 0 and k >= 2 * k_step,
                 f"multiples of 16 x warps along M and N, and of {k_step} along K, at least {2 * k_step}",
@@ -83,9 +94,7 @@ class GemmConfig:
             "stages": (self.stages >= 2, "at least 2, to copy one while using the other"),
             "group": (self.group >= 1, "at least 1"),
         }
-        for field, (holds, rule) in rules.items():
-            if not holds:
-                raise ConfigError(f"GemmConfig.{field} is {getattr(self, field)}: must be {rule}")
+        check_rules(self, rules)
 
     @property
     def threads(self) -> int:

@@ -1,17 +1,47 @@
 """What is fixed about a Hopper GEMM before it is traced."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
+from itertools import product
+from math import ceil, gcd
+from typing import Any, ClassVar
 
-from cutelab.copies import TmaRing
-from cutelab.kernels.dense_gemm.config import AB_DTYPES, OUT_DTYPES
-from cutelab.kernels.dense_gemm.epilogue import Epilogue
+from cutelab.copies import TMA_ALIGNMENT, TmaRing
+from cutelab.kernels.dense_gemm.config import AB_DTYPES, OUT_DTYPES, check_choices, check_rules
+from cutelab.kernels.dense_gemm.epilogue import TRANSCENDENTAL, Epilogue
 from cutelab.kernels.dense_gemm.epilogue_sm90 import WarpgroupEpilogue
+from cutelab.kernels.dense_gemm.partial_sums import PartialSums
+from cutelab.kernels.runtime.arch import Arch
+from cutelab.kernels.runtime.errors import ConfigError
+from cutelab.layouts.tiles import LINE_BYTES
 from cutelab.mmas import MMA_ROWS, WARP, WARPGROUP
+
+REGISTERS = 65536
+"""Of a multiprocessor; a thread block gets them all."""
+
+PRODUCER_REGISTERS = 40
+"""Of a thread of the warpgroup that copies, once it has given the others up."""
 
 
 @dataclass(frozen=True)
 class Sm90Config:
+    """Everything about a Hopper GEMM that is fixed before it is traced.
+
+    ab_dtype: "float16" or "bfloat16". out_dtype: of C and D. a_major, b_major: "k" if the operand has unit
+        stride along K, else "mn". a_align, b_align: what TMA asks of their addresses and strides.
+    out_align: 16 if D has, too: then TMA writes it. Else, and c_align, bias, activation: as in `GemmConfig`.
+    tile: (BLK_M, BLK_N, BLK_K); stages: of the ring of TMA copies.
+    consumers: warpgroups that multiply, each its rows of every tile; in `pingpong`, whole tiles in turn.
+    cluster: thread blocks along M and N that share tiles of A and B.
+    group: rows of clusters' tiles in a group of the rasterisation.
+    buffers: of each consumer, for output on its way to TMA.
+    stream_k: whether tiles can be cut along K, see `Schedule`.
+    early_launch: whether the kernel starts while the one before it ends (programmatic dependent launch).
+    """
+
+    a_align: ClassVar[int] = TMA_ALIGNMENT
+    b_align: ClassVar[int] = TMA_ALIGNMENT
+
     ab_dtype: str
     out_dtype: str
     a_major: str = "k"
@@ -30,6 +60,42 @@ class Sm90Config:
     buffers: int = 2
     stream_k: bool = False
     early_launch: bool = False
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"ab_dtype": ("float16", "bfloat16"), "consumers": (1, 2, 3)})
+        m, n, k = self.tile
+        parts = 1 if self.pingpong else self.consumers
+        check_rules(
+            self,
+            {
+                "tile": (
+                    m % (MMA_ROWS * parts) == 0 < m <= 256
+                    and (n in (16, 32) or n % 64 == 0 < n <= 256)
+                    and k in (64, 128),
+                    f"a multiple of {MMA_ROWS * parts} rows up to 256, 16, 32, 64, 128, 192 or 256 columns, "
+                    "and 64 or 128 along K",
+                ),
+                "stages": (self.stages >= 2, "at least 2, to copy one while using the other"),
+                "pingpong": (
+                    not self.pingpong or (self.consumers == 2 and self.out_align == 16 and not self.stream_k),
+                    "False unless there are 2 consumers, out_align is 16, and stream_k is False",
+                ),
+                "cluster": (all(size in (1, 2) for size in self.cluster), "1 or 2 along M and N"),
+                "group": (self.group >= 1, "at least 1"),
+                "buffers": (self.buffers >= 1, "at least 1"),
+            },
+        )
+        if self.accumulators > self.consumer_registers - 32:
+            raise ConfigError(
+                f"Sm90Config.tile is {self.tile}: a thread would keep {self.accumulators} accumulators, and "
+                f"has {self.consumer_registers} registers, of which others need 32"
+            )
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread that multiplies: setmaxnreg hands out multiples of 8, the instruction set has 255."""
+        per_thread = (REGISTERS // WARPGROUP - PRODUCER_REGISTERS) // self.consumers
+        return min(per_thread // 8 * 8, 240)
 
     @property
     def threads(self) -> int:
@@ -56,7 +122,9 @@ class Sm90Config:
     @property
     def epilogue(self) -> WarpgroupEpilogue:
         dtype = OUT_DTYPES[self.out_dtype]
-        columns = gcd(self.tile[1], 1024 // dtype.width)
+        # An activation takes registers, which are few beside the accumulators: then slices of half a line.
+        line_bytes = LINE_BYTES // 2 if self.activation in TRANSCENDENTAL else LINE_BYTES
+        columns = gcd(self.tile[1], line_bytes * 8 // dtype.width)
         contiguous = 1 if self.out_major == "k" else 0
         slices = Epilogue(
             (MMA_ROWS, columns),
@@ -79,5 +147,81 @@ class Sm90Config:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a block: [ A | B | the warpgroups' epilogues | mbarriers ]."""
-        return self.ring_bytes + self.consumers * self.epilogue.smem_bytes + self.ring.barrier_bytes
+        """Shared memory of a block: [ A | B | the warpgroups' epilogues | mbarriers | alpha, in 16 bytes ]."""
+        return self.ring_bytes + self.consumers * self.epilogue.smem_bytes + self.ring.barrier_bytes + 16
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a Hopper GEMM is cut up; the fields are those of `Sm90Config`."""
+
+    tile: tuple[int, int, int]
+    stages: int
+    cluster: tuple[int, int]
+    consumers: int = 2
+    pingpong: bool = False
+    buffers: int = 2
+
+
+TILINGS = (
+    Tiling((128, 256, 64), 4, (2, 1)),
+    Tiling((128, 192, 64), 5, (2, 1), pingpong=True, buffers=1),
+    Tiling((128, 128, 64), 6, (2, 1)),
+    Tiling((128, 128, 64), 6, (1, 2)),
+    Tiling((128, 64, 64), 8, (1, 1), consumers=1),
+    Tiling((64, 64, 64), 8, (1, 1), consumers=1),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A tiling and what its clusters do: see `Schedule`."""
+
+    tiling: Tiling
+    clusters: int
+    shared: int
+    early_launch: bool
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of Sm90Config."""
+        return {**vars(self.tiling), "stream_k": self.shared > 0, "early_launch": self.early_launch}
+
+    @property
+    def workspace_bytes(self) -> int:
+        if not self.shared:
+            return 0
+        rows, columns, _ = self.tiling.tile
+        size = self.tiling.cluster[0] * self.tiling.cluster[1]
+        slots = self.clusters * size * self.tiling.consumers
+        return PartialSums.bytes(rows * columns // (WARPGROUP * self.tiling.consumers), slots)
+
+
+def cluster_tiles(tiling: Tiling, m: int, n: int, batch: int) -> int:
+    """Tiles of the output, of the size that a cluster works on."""
+    rows, columns = (tiling.tile[i] * tiling.cluster[i] for i in (0, 1))
+    return ceil(m / rows) * ceil(n / columns) * batch
+
+
+def choose_work(m: int, n: int, k: int, batch: int, out_itemsize: int, arch: Arch) -> Work:
+    """The tiling that should take the least time."""
+    tiling = TILINGS[2]
+    tiles = cluster_tiles(tiling, m, n, batch)
+    workers = arch.sm_count // (tiling.cluster[0] * tiling.cluster[1])
+    shared = tiles % workers
+    return Work(tiling, workers if shared else min(workers, tiles), shared, True)
+
+
+def shipped_sm90_configs() -> Iterator[Sm90Config]:
+    """A sample of what `gemm` may compile for Hopper, chosen to reach every branch of the kernel."""
+    for tiling in TILINGS:
+        options = vars(tiling)
+        for a_major, b_major in product(("k", "mn"), repeat=2):
+            yield Sm90Config("bfloat16", "bfloat16", a_major, b_major, **options)
+        yield Sm90Config("float16", "float32", bias="n", early_launch=True, **options)
+        out_align = 16 if tiling.pingpong else 2
+        yield Sm90Config("float16", "float16", out_align=out_align, activation="gelu", **options)
+        yield Sm90Config("bfloat16", "bfloat16", bias="m", c_align=2, **options)
+        yield Sm90Config("float16", "float16", "k", "mn", bias="n", c_align=16, activation="silu", **options)
+        if not tiling.pingpong:
+            yield Sm90Config("bfloat16", "bfloat16", stream_k=True, **options)
+            yield Sm90Config("float16", "float32", c_align=16, bias="n", stream_k=True, **options)

@@ -190,10 +190,11 @@ class Epilogue:
         extent: tuple[Int32, Int32],
         thread: Int32,
     ):
-        """The part of `bias` that belongs to the tile, in fp32; zeros beyond the matrix."""
+        """The part of `bias` that belongs to the tile of coordinates cD, in fp32; zeros beyond the matrix."""
         mode = 1 if cutlass.const_expr(self.bias == "n") else 0
-        sVector = cute.make_tensor(sBias.iterator, self.tile[mode])
-        for i in cutlass.range(thread, self.tile[mode], self.threads):
+        values = cute.size(sBias, mode=[mode])
+        sVector = cute.make_tensor(sBias.iterator, values)
+        for i in cutlass.range(thread, values, self.threads):
             index = cD[0, 0][mode] + i
             value = Float32(0.0)
             if index < extent[mode]:

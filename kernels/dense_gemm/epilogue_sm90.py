@@ -1,13 +1,13 @@
 """The end of a Hopper GEMM: a warpgroup's accumulators to global memory, slice by slice."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync
 
-from cutelab.copies import stmatrix_copy
+from cutelab.copies import stmatrix_copy, store_tile
 from cutelab.kernels.dense_gemm.epilogue import Epilogue
 from cutelab.layouts import accumulator_slices, swizzled_tensor, tma_tile
 from cutelab.mmas import MMA_ROWS, warpgroup_mma
@@ -20,8 +20,8 @@ class Output:
     store: cute.CopyAtom | None  # by TMA; None where D's pitch is none that TMA can take
     tmaD: cute.Tensor | None  # (M, N, L0, L1) coordinates
     mD: cute.Tensor  # (M, N, (L0, L1))
-    mC: cute.Tensor | None  # (M, N, (L0, L1))
-    bias: cute.Tensor | None  # (N,) or (M,)
+    mC: Any  # (M, N, (L0, L1)), or None
+    bias: Any  # (N,) or (M,), or None
     alpha: Float32
     beta: Float32
 
@@ -63,6 +63,7 @@ class WarpgroupEpilogue:
         acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
         smem: cute.Pointer,  # this warpgroup's
         output: Output,
+        sAlpha: cute.Tensor,
         place: tuple[Int32, Int32],  # of the part, in parts of (rows, columns)
         batch: tuple[Int32, Int32],
         thread: Int32,
@@ -97,11 +98,12 @@ class WarpgroupEpilogue:
                 sBias_slice = cute.local_tile(sBias, slices.tile, (i, j))
                 thr_mma = mma.get_slice(thread)
                 tCsD = thr_mma.partition_C(sD[None, None, buffer])  # (MMA, 1, 1)
+                alpha = sAlpha[0] if cutlass.const_expr(slices.sliced) else output.alpha
                 tCrD = slices.combine(
                     pieces[None, None, None, j, i],
                     tCsD,
                     thr_mma.partition_C(sBias_slice),
-                    output.alpha,
+                    alpha,
                     output.beta,
                 )
                 self.to_shared(tCrD, mma, sD[None, None, buffer], tCsD, thread)
@@ -138,15 +140,7 @@ class WarpgroupEpilogue:
             barrier.arrive_and_wait()
             if thread < 32:
                 gD = cute.local_tile(output.tmaD, self.slices.tile, (*tile, *batch))
-                tDsD, tDgD = cpasync.tma_partition(
-                    output.store,
-                    0,
-                    cute.make_layout(1),
-                    cute.group_modes(sD, 0, 2),
-                    cute.group_modes(gD, 0, 2),
-                )
-                cute.copy(output.store, tDsD, tDgD)
-                cute.arch.cp_async_bulk_commit_group()
+                store_tile(output.store, sD, gD)
         else:
             barrier.arrive_and_wait()
             gD = cute.local_tile(output.mD[None, None, batch], self.slices.tile, tile)

@@ -6,6 +6,8 @@ nothing but look its plan up, allocate the output, and hand addresses to the com
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ __all__ = ["compute"]
 _MAX_PLANS = 4096
 _INPUTS = Arguments._fields[:4]
 _plans: dict[tuple[Any, ...], Plan] = {}
+_NO_PARTIAL_SUMS = (0, 0)
+# Flags of `PartialSums`, a new one for each launch: memory from the allocator holds none by chance.
+_ready = itertools.count(random.getrandbits(62) + 1)
 
 
 def compute(args: Arguments) -> torch.Tensor:
@@ -49,6 +54,13 @@ def compute(args: Arguments) -> torch.Tensor:
         a, b = b, a
     if bias is not None:
         bias = bias.contiguous()
+    workspace = None
+    partial_sums: tuple[int, ...] = ()
+    if plan.workspace:
+        workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=out.device)
+        partial_sums = workspace.data_ptr(), next(_ready)
+    elif plan.workspace is not None:
+        partial_sums = _NO_PARTIAL_SUMS
     function(
         a.data_ptr(),
         b.data_ptr(),
@@ -58,6 +70,7 @@ def compute(args: Arguments) -> torch.Tensor:
         *plan.integers,
         alpha,
         beta,
+        *partial_sums,
         0 if simulated else torch._C._cuda_getCurrentRawStream(device_index),
     )
     return out

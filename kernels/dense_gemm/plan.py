@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
+from cutelab.copies import TMA_ALIGNMENT
 from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile, count_tiles
+from cutelab.kernels.dense_gemm.config_sm90 import Sm90Config, choose_work
 from cutelab.kernels.dense_gemm.problem import Arguments, check_types, infer_output, require_tf32
 from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, OperandLayout, Product
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
+from cutelab.kernels.dense_gemm.sm90 import GemmSm90
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel
 from cutelab.kernels.runtime.errors import DeviceError, LayoutError, ShapeError
@@ -37,7 +40,8 @@ class Plan:
     copies: the operands for which a contiguous copy has to stand in.
     function: the compiled kernel; None where there are copies, or an empty output.
     swapped: whether the kernel computes outᵀ = bᵀ·aᵀ.
-    integers: sizes and strides, in the order of the kernel's arguments.
+    integers: sizes and strides, and how many workers share what, in the order of the kernel's arguments.
+    workspace: bytes that the kernel needs for partial sums; None if it knows of none.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +55,7 @@ class Plan:
     function: Callable[..., Any] | None = None
     swapped: bool = False
     integers: tuple[int, ...] = ()
+    workspace: int | None = None
 
 
 def make_plan(args: Arguments) -> Plan:
@@ -96,26 +101,40 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
         product, a, b = product.swapped(), b, a
     a_layout = product.layout(Operand.A, a.data_ptr(), a.itemsize)
     b_layout = product.layout(Operand.B, b.data_ptr(), b.itemsize)
-    dtype, out_dtype = _name(a.dtype), _name(plan.dtype)
     extents = (product.m.size, product.n.size, math.prod(mode.size for mode in product.batch))
-    config = GemmConfig(
-        ab_dtype=dtype,
-        out_dtype=out_dtype,
-        a_major=a_layout.major,
-        b_major=b_layout.major,
-        a_align=a_layout.align,
-        b_align=b_layout.align,
-        out_align=out_layout.align,
-        c_align=0 if c is None or args.beta == 0 else _c_align(product, c),
-        bias=None if args.bias is None else "m" if swapped else "n",
-        activation=args.activation,
-        **choose_tile(dtype, out_dtype, *extents, arch, min(a_layout.align, b_layout.align)),
-    )
-    _check_blocks(config, *extents)
+    shared: dict[str, Any] = {
+        "ab_dtype": _name(a.dtype),
+        "out_dtype": _name(plan.dtype),
+        "a_major": a_layout.major,
+        "b_major": b_layout.major,
+        "out_align": out_layout.align,
+        "c_align": 0 if c is None or args.beta == 0 else _c_align(product, c),
+        "bias": None if args.bias is None else "m" if swapped else "n",
+        "activation": args.activation,
+    }
     integers = _integers(product, a_layout, b_layout, out_layout)
     compile_for = compile_simulated if plan.device_index < 0 else compile_kernel
-    function = compile_for(GemmSm80(config), arch)
-    return replace(plan, function=function, swapped=swapped, integers=integers)
+    plan = replace(plan, swapped=swapped, integers=integers)
+    if _suits_sm90(a_layout, b_layout, a.dtype, product.k.size, arch):
+        if out_layout.step_align == TMA_ALIGNMENT:
+            shared["out_align"] = TMA_ALIGNMENT
+        m, n, batch = extents
+        work = choose_work(m, n, product.k.size, batch, plan.dtype.itemsize, arch)
+        function = compile_for(GemmSm90(Sm90Config(**shared, **work.options())), arch)
+        integers = (*integers, work.clusters, work.shared)
+        return replace(plan, function=function, integers=integers, workspace=work.workspace_bytes)
+    tiling = choose_tile(
+        shared["ab_dtype"], shared["out_dtype"], *extents, arch, min(a_layout.align, b_layout.align)
+    )
+    config = GemmConfig(**shared, a_align=a_layout.align, b_align=b_layout.align, **tiling)
+    _check_blocks(config, *extents)
+    return replace(plan, function=compile_for(GemmSm80(config), arch))
+
+
+def _suits_sm90(a: OperandLayout, b: OperandLayout, dtype: torch.dtype, k: int, arch: Arch) -> bool:
+    """Whether the Hopper kernel can compute it: what wgmma multiplies, from where TMA can fetch it."""
+    reachable = a.step_align == b.step_align == TMA_ALIGNMENT
+    return arch.name == "sm_90a" and reachable and dtype.itemsize == 2 and k > 0
 
 
 def _integers(product: Product, a: OperandLayout, b: OperandLayout, out: OperandLayout) -> tuple[int, ...]:

@@ -54,11 +54,13 @@ class OperandLayout:
 
     major: "k" if the columns of A (M, K), B (N, K), C or D (M, N) have unit stride, "mn" if the rows have.
     align: bytes, at most 16, that divide the address, every other stride and the extent of the unit mode.
+    step_align: the same but for the extent, which is all that TMA asks for.
     """
 
     major: str
     leading_stride: int
     align: int
+    step_align: int
 
 
 @dataclass(frozen=True)
@@ -133,16 +135,21 @@ class Product:
         found = []
         for major, unit, other in (("k", columns, rows), ("mn", rows, columns)):
             if unit.is_unit(operand):
+                step_align = self.step_alignment(operand, other, address, itemsize)
                 align = self.alignment(operand, unit, other, address, itemsize)
-                found.append(OperandLayout(major, other.stride(operand), align))
-        return max(found, key=lambda layout: layout.align)
+                found.append(OperandLayout(major, other.stride(operand), align, step_align))
+        return max(found, key=lambda layout: (layout.align, layout.step_align))
 
     def alignment(self, operand: Operand, unit: Mode, other: Mode, address: int, itemsize: int) -> int:
         """The bytes, at most a vector, to which all vectors along ``unit`` are aligned and fill it."""
-        steps = [unit.size, other.stride(operand), *(mode.stride(operand) for mode in self.batch)]
+        bits = self.step_alignment(operand, other, address, itemsize) | unit.size * itemsize
+        return bits & -bits
+
+    def step_alignment(self, operand: Operand, other: Mode, address: int, itemsize: int) -> int:
+        """The bytes, at most a vector, that divide the address and the strides of ``other`` and the batch."""
         bits = _VECTOR_BYTES | address
-        for step in steps:
-            bits |= step * itemsize
+        for mode in (other, *self.batch):
+            bits |= mode.stride(operand) * itemsize
         return bits & -bits
 
     def _rows_and_columns(self, operand: Operand) -> tuple[Mode, Mode]:

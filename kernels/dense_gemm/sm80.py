@@ -11,6 +11,7 @@ from cutlass.cute.runtime import make_fake_stream, nullptr
 
 from cutelab.copies import CpAsyncRing, TileLoader, operand_copies, tile_copy
 from cutelab.kernels.dense_gemm.config import AB_DTYPES, OUT_DTYPES, GemmConfig
+from cutelab.kernels.dense_gemm.operands import bias_tensor, c_tensor, operand_tensor
 from cutelab.kernels.dense_gemm.scheduler import GroupedRaster
 from cutelab.layouts import operand_tile
 from cutelab.mmas import OperandPipeline, tiled_mma
@@ -93,13 +94,8 @@ class GemmSm80:
         mA = operand_tensor(a, (m, k, batch), cfg.a_major, cfg.a_align, a_ld, (a_l0, a_l1))
         mB = operand_tensor(b, (n, k, batch), cfg.b_major, cfg.b_align, b_ld, (b_l0, b_l1))
         mD = operand_tensor(d, (m, n, batch), "k", cfg.out_align, d_ld, (d_l0, d_l1))
-        mC, mBias = None, None
-        if cutlass.const_expr(cfg.c_align * 8 > mD.element_type.width):
-            mC = operand_tensor(c, (m, n, batch), "k", cfg.c_align, c_m, (c_l0, c_l1))
-        elif cutlass.const_expr(cfg.c_align):
-            mC = cute.make_tensor(c, cute.make_layout((m, n, batch), stride=(c_m, c_n, (c_l0, c_l1))))
-        if cutlass.const_expr(cfg.bias is not None):
-            mBias = cute.make_tensor(bias, cute.make_layout(n if cutlass.const_expr(cfg.bias == "n") else m))
+        mC = c_tensor(c, (m, n, batch), cfg.c_align, c_m, c_n, (c_l0, c_l1))
+        mBias = bias_tensor(bias, cfg.bias, m, n)
         tiles = cute.ceil_div((m, n), cfg.tile[:2])
         self.kernel(mA, mB, mC, mBias, mD, alpha, beta).launch(
             grid=self.raster.grid(tiles, batch),
@@ -227,16 +223,3 @@ class GemmSm80:
 def share(count: int, part: int, parts: int) -> tuple[int, int]:
     """The bounds of the `part`-th of `parts` nearly equal shares of `count` things."""
     return count * part // parts, count * (part + 1) // parts
-
-
-def operand_tensor(
-    pointer: cute.Pointer, shape: tuple, major: str, align: int, ld: Int64, batch_strides: tuple[Int64, Int64]
-) -> cute.Tensor:
-    """A (rows, columns, (L0, L1)) tensor with unit stride along columns ("k") or rows ("mn").
-
-    Tells the compiler which strides are multiples of `align` bytes, which is what vector copies ask for.
-    """
-    divisor = align * 8 // pointer.dtype.width
-    ld, l0, l1 = (cute.assume(x, divby=divisor) for x in (ld, *batch_strides))
-    strides = (ld, 1, (l0, l1)) if major == "k" else (1, ld, (l0, l1))
-    return cute.make_tensor(pointer, cute.make_layout(shape, stride=strides))

@@ -1,6 +1,7 @@
 """GEMM for Hopper: TMA, mbarriers, wgmma, and warps with roles of their own. Runs on sm_90a.
 
-Read it after `sm80.py`, `copies/tma.py`, `copies/pipeline.py` and `mmas/wgmma.py`, whose parts it puts together.
+Read it after `sm80.py`, `copies/tma.py`, `copies/pipeline.py` and `mmas/wgmma.py`, whose parts it puts
+together.
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from cutlass.cute.runtime import make_fake_stream, nullptr
 
 from cutelab.copies import TmaLoader, load_atom, store_atom
 from cutelab.kernels.dense_gemm.config import AB_DTYPES, OUT_DTYPES
-from cutelab.kernels.dense_gemm.config_sm90 import Sm90Config
+from cutelab.kernels.dense_gemm.config_sm90 import PRODUCER_REGISTERS, Sm90Config
 from cutelab.kernels.dense_gemm.epilogue_sm90 import Output
+from cutelab.kernels.dense_gemm.operands import bias_tensor, c_tensor, flat_batch, operand_tensor
 from cutelab.kernels.dense_gemm.partial_sums import PartialSums
 from cutelab.kernels.dense_gemm.scheduler import GroupedRaster, Schedule
-from cutelab.kernels.dense_gemm.sm80 import operand_tensor
 from cutelab.layouts import swizzled_tensor, tma_tile
 from cutelab.mmas import WARP, WARPGROUP, StagedProduct, warpgroup_mma
 
@@ -58,7 +59,46 @@ class Places:
         return m_tile * self.cluster[0] + self.rank[0], n_tile * self.cluster[1] + self.rank[1], batch
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """How TMA reads A and B."""
+
+    load_A: cute.CopyAtom
+    tmaA: cute.Tensor  # (M, K, L0, L1) coordinates
+    load_B: cute.CopyAtom
+    tmaB: cute.Tensor  # (N, K, L0, L1) coordinates
+
+
 class GemmSm90:
+    """D = activation(alpha · A·Bᵀ + beta · C + bias), A (M, K), B (N, K), C and D (M, N), each batched.
+
+    Roles: warpgroup 0 gives its registers away, and one of its warps is the producer, which copies tiles of A
+    and B by TMA. The other warpgroups are consumers, which multiply and write the output. As many clusters as
+    fit on the GPU stay resident; each works through its `Schedule`, whose pieces are whole tiles or parts of
+    them along K.
+
+    Pipeline: a ring of `stages` k-tiles in shared memory, with a full and an empty mbarrier each. Of the
+    consumers' products, one k-tile's are always at work while the next one's are started.
+
+        cooperative: each warpgroup multiplies its own rows of the tile
+          producer      copy 0  copy 1  copy 2  …  (as stages become empty, across tiles)
+          consumer 1            mma 0   mma 1   …  mma K  │ epilogue │ mma 0 …
+          consumer 2            mma 0   mma 1   …  mma K  │ epilogue │ mma 0 …
+
+        ping-pong: the warpgroups take turns, a whole tile each, so that one's epilogue hides behind the
+        other's products
+          consumer 1            mma 0 … mma K │ epilogue              │ mma 0 … mma K │ epilogue
+          consumer 2                          │ mma 0 … mma K         │ epilogue      │ mma 0 …
+
+    In the epilogue, slices go through `buffers` buffers to TMA stores, which nobody waits for: see
+    `WarpgroupEpilogue`. CTAs of a cluster share what they load: those in a row of it the tile of A, those in
+    a column that of B, each copying a slice to all by multicast.
+
+    Shared memory: [ A: stages × (BLK_M, BLK_K) | B: stages × (BLK_N, BLK_K) | for each consumer: buffers of
+    64 × up to 128 bytes, bias | mbarriers ]. Registers: (rows · BLK_N) / 128 accumulators, which wgmma keeps,
+    and next to nothing else: its operands stay in shared memory.
+    """
+
     def __init__(self, config: Sm90Config):
         self.config = config
         self.raster = GroupedRaster(config.group)
@@ -74,7 +114,7 @@ class GemmSm90:
         a, b = pointer(ab, 16), pointer(ab, 16)
         c, bias, d = pointer(out, cfg.c_align), pointer(out, 0), pointer(out, cfg.out_align)
         workspace = pointer(Float32, 16)
-        return (a, b, c, bias, d, *(1,) * 18, 1.0, 0.0, workspace, 1, 0, make_fake_stream())
+        return (a, b, c, bias, d, *(1,) * 20, 1.0, 0.0, workspace, 1, make_fake_stream())
 
     @cute.jit
     def launch(
@@ -102,35 +142,32 @@ class GemmSm90:
         d_ld: Int64,
         d_l0: Int64,
         d_l1: Int64,
+        clusters: Int32,
+        shared: Int32,
         alpha: Float32,
         beta: Float32,
         workspace: cute.Pointer,
-        clusters: Int32,
-        shared: Int32,
+        ready: Int64,
         stream,
     ):
+        """Launches the kernel. Arguments as in `GemmSm80.launch`, and
+
+        clusters: how many, each a worker of `Schedule`. shared: of its tiles. workspace, ready: those of
+            `PartialSums`, for one slot for each consumer warpgroup; unused if no tile is shared.
+        """
         cfg = self.config
         batch = (l0, l1)
         mA = flat_batch(operand_tensor(a, (m, k, batch), cfg.a_major, 16, a_ld, (a_l0, a_l1)))
         mB = flat_batch(operand_tensor(b, (n, k, batch), cfg.b_major, 16, b_ld, (b_l0, b_l1)))
         mD = operand_tensor(d, (m, n, batch), cfg.out_major, cfg.out_align, d_ld, (d_l0, d_l1))
-        mC, mBias = None, None
-        if cutlass.const_expr(cfg.c_align * 8 > mD.element_type.width):
-            c_ld = c_m if cutlass.const_expr(cfg.out_major == "k") else c_n
-            mC = operand_tensor(c, (m, n, batch), cfg.out_major, cfg.c_align, c_ld, (c_l0, c_l1))
-        elif cutlass.const_expr(cfg.c_align):
-            mC = cute.make_tensor(c, cute.make_layout((m, n, batch), stride=(c_m, c_n, (c_l0, c_l1))))
-        if cutlass.const_expr(cfg.bias is not None):
-            mBias = cute.make_tensor(bias, cute.make_layout(n if cutlass.const_expr(cfg.bias == "n") else m))
+        mC = c_tensor(c, (m, n, batch), cfg.c_align, c_m, c_n, (c_l0, c_l1))
+        mBias = bias_tensor(bias, cfg.bias, m, n)
 
         blk_m, blk_n, blk_k = cfg.tile
         dtype = mA.element_type
-        load_A, tmaA = load_atom(
-            mA, tma_tile((blk_m, blk_k), CONTIGUOUS[cfg.a_major], dtype.width), cfg.cluster[1]
-        )
-        load_B, tmaB = load_atom(
-            mB, tma_tile((blk_n, blk_k), CONTIGUOUS[cfg.b_major], dtype.width), cfg.cluster[0]
-        )
+        layout_A = tma_tile((blk_m, blk_k), CONTIGUOUS[cfg.a_major], dtype.width)
+        layout_B = tma_tile((blk_n, blk_k), CONTIGUOUS[cfg.b_major], dtype.width)
+        inputs = Inputs(*load_atom(mA, layout_A, cfg.cluster[1]), *load_atom(mB, layout_B, cfg.cluster[0]))
         store_D, tmaD = None, None
         if cutlass.const_expr(cfg.out_align == 16):
             slices = cfg.epilogue.slices
@@ -138,7 +175,7 @@ class GemmSm90:
             store_D, tmaD = store_atom(flat_batch(mD), tile_D)
         output = Output(store_D, tmaD, mD, mC, mBias, alpha, beta)
         size = cfg.cluster[0] * cfg.cluster[1]
-        self.kernel(load_A, tmaA, load_B, tmaB, output, workspace, shared).launch(
+        self.kernel(inputs, output, workspace, ready, shared).launch(
             grid=(clusters * size, 1, 1),
             block=(cfg.threads, 1, 1),
             cluster=(size, 1, 1),
@@ -148,28 +185,24 @@ class GemmSm90:
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        load_A: cute.CopyAtom,
-        tmaA: cute.Tensor,  # (M, K, L0, L1) coordinates
-        load_B: cute.CopyAtom,
-        tmaB: cute.Tensor,  # (N, K, L0, L1) coordinates
-        output: Output,
-        workspace: cute.Pointer,
-        shared: Int32,
-    ):
+    def kernel(self, inputs: Inputs, output: Output, workspace: cute.Pointer, ready: Int64, shared: Int32):
         cfg = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
         warpgroup = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP)
         if warp == 0:
-            cpasync.prefetch_descriptor(load_A)
-            cpasync.prefetch_descriptor(load_B)
+            cpasync.prefetch_descriptor(inputs.load_A)
+            cpasync.prefetch_descriptor(inputs.load_B)
 
         smem = cutlass.memory.SmemAllocator().allocate(cfg.smem_bytes, byte_alignment=1024)
         sA, sB = self.ring_tensors(smem)  # (BLK_M, BLK_K, PIPE), (BLK_N, BLK_K, PIPE)
-        ring = cfg.ring.create(smem + (cfg.smem_bytes - cfg.ring.barrier_bytes))
+        ring = cfg.ring.create(smem + (cfg.smem_bytes - 16 - cfg.ring.barrier_bytes))
+        sAlpha = cute.make_tensor(cute.recast_ptr(smem + (cfg.smem_bytes - 16), dtype=Float32), 1)
+        if cute.arch.thread_idx()[0] == 0:
+            sAlpha[0] = output.alpha
         pipeline.pipeline_init_arrive(cluster_shape_mn=cfg.cluster, is_relaxed=True)
-        schedule, places = self.work(output.mD, tmaA.shape[1], shared)
+        schedule, places = self.work(output.mD, inputs.tmaA.shape[1], shared)
+        slots = places.size * schedule.workers * cfg.consumers
+        sums = PartialSums.at(workspace, cfg.accumulators, slots, ready)
         pipeline.pipeline_init_wait(cluster_shape_mn=cfg.cluster)
         if cutlass.const_expr(cfg.early_launch):
             # What the kernel before wrote is there from here on; the one after may set itself up.
@@ -178,16 +211,14 @@ class GemmSm90:
 
         if warpgroup == 0:
             if cutlass.const_expr(cfg.consumers > 1):
-                cute.arch.setmaxregister_decrease(40)
+                cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
-                loader_A, loader_B = self.loaders(load_A, tmaA, sA, load_B, tmaB, sB, places)
-                self.produce(ring, loader_A, loader_B, schedule, places)
+                self.produce(ring, *self.loaders(inputs, sA, sB, places), schedule, places)
         else:
             if cutlass.const_expr(cfg.consumers > 1):
-                cute.arch.setmaxregister_increase(232)
-            self.consume(
-                ring, sA, sB, warpgroup - 1, smem + cfg.ring_bytes, schedule, places, output, workspace
-            )
+                cute.arch.setmaxregister_increase(cfg.consumer_registers)
+            smem = smem + cfg.ring_bytes
+            self.consume(ring, sA, sB, warpgroup - 1, smem, schedule, places, output, sums, sAlpha)
 
     def ring_tensors(self, smem: cute.Pointer) -> tuple[cute.Tensor, cute.Tensor]:
         """The ring in shared memory: (BLK_M, BLK_K, PIPE) of A, then (BLK_N, BLK_K, PIPE) of B."""
@@ -216,14 +247,7 @@ class GemmSm90:
         return Schedule(worker, workers, total, shared, cute.ceil_div(k, cfg.tile[2])), places
 
     def loaders(
-        self,
-        load_A: cute.CopyAtom,
-        tmaA: cute.Tensor,
-        sA: cute.Tensor,
-        load_B: cute.CopyAtom,
-        tmaB: cute.Tensor,
-        sB: cute.Tensor,
-        places: Places,
+        self, inputs: Inputs, sA: cute.Tensor, sB: cute.Tensor, places: Places
     ) -> tuple[TmaLoader, TmaLoader]:
         """The producer's loaders. The CTAs of a row of the cluster share A, those of a column B."""
         cluster_m, cluster_n = self.config.cluster
@@ -231,8 +255,8 @@ class GemmSm90:
         row = sum(1 << (i * cluster_m) for i in range(cluster_n)) << rank_m if cluster_n > 1 else None
         column = ((1 << cluster_m) - 1) << (rank_n * cluster_m) if cluster_m > 1 else None
         return (
-            TmaLoader.partition(load_A, tmaA, sA, cluster_n, rank_n, row),
-            TmaLoader.partition(load_B, tmaB, sB, cluster_m, rank_m, column),
+            TmaLoader.partition(inputs.load_A, inputs.tmaA, sA, cluster_n, rank_n, row),
+            TmaLoader.partition(inputs.load_B, inputs.tmaB, sB, cluster_m, rank_m, column),
         )
 
     @cute.jit
@@ -268,7 +292,8 @@ class GemmSm90:
         schedule: Schedule,
         places: Places,
         output: Output,
-        workspace: cute.Pointer,
+        sums: PartialSums,
+        sAlpha: cute.Tensor,
     ):
         """A consumer warpgroup: multiplies, and finishes what it has multiplied."""
         cfg = self.config
@@ -281,7 +306,6 @@ class GemmSm90:
         mma = warpgroup_mma(sA.element_type, cfg.tile[1], cfg.a_major, cfg.b_major)
         product = StagedProduct.partition(mma, rows_A, sB)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((cfg.rows, cfg.tile[1])), Float32)
-        sums = PartialSums.at(workspace, cfg.accumulators, places.size * schedule.workers * cfg.consumers)
         state = cfg.ring.consumer_state()
         first, step = Int32(0), 1
         if cutlass.const_expr(cfg.pingpong):
@@ -302,12 +326,12 @@ class GemmSm90:
             if piece.k_begin == 0:
                 m_tile, n_tile, batch = places.tile(piece.tile)
                 row = m_tile * (cfg.tile[0] // cfg.rows) + part
-                epilogue.store(acc, smem, output, (row, n_tile), batch, thread, barrier)
+                epilogue.store(acc, smem, output, sAlpha, (row, n_tile), batch, thread, barrier)
         epilogue.drain(thread)
 
     @cute.jit
     def exchange(self, sums, acc, schedule, piece, places, warpgroup, thread, barrier):
-        """Leaves the sums of a piece to the worker that has the tile's beginning, or adds what others left."""
+        """Leaves the sums of a piece to the worker that has the tile's beginning, or adds those of others."""
         cfg = self.config
         if piece.k_begin > 0:
             slot = (schedule.worker * places.size + places.cta) * cfg.consumers + warpgroup
@@ -316,9 +340,10 @@ class GemmSm90:
             covered, worker = piece.k_end, schedule.worker
             while covered < schedule.k_tiles:
                 worker = worker + 1
-                slot = (worker * places.size + places.cta) * cfg.consumers + warpgroup
-                sums.add(acc, slot, thread, barrier)
-                covered = schedule.covered(worker, piece.tile)
+                before, covered = covered, schedule.covered(worker, piece.tile)
+                if covered > before:  # else there is less to share than workers, and this one has nothing
+                    slot = (worker * places.size + places.cta) * cfg.consumers + warpgroup
+                    sums.add(acc, slot, thread, barrier)
 
     @cute.jit
     def mainloop(
@@ -356,12 +381,3 @@ def await_turn(warpgroup: Int32):
 def pass_turn(warpgroup: Int32):
     """Passes the tensor cores on to a warpgroup."""
     cute.arch.barrier_arrive(barrier_id=Barriers.TURN + warpgroup, number_of_threads=2 * WARPGROUP)
-
-
-def flat_batch(mX: cute.Tensor) -> cute.Tensor:
-    """(rows, columns, (L0, L1)) as (rows, columns, L0, L1): the modes of a tensor map."""
-    rows, columns, (l0, l1) = mX.shape
-    across, along, (step_0, step_1) = mX.stride
-    return cute.make_tensor(
-        mX.iterator, cute.make_layout((rows, columns, l0, l1), stride=(across, along, step_0, step_1))
-    )

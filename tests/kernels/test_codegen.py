@@ -5,8 +5,10 @@ import itertools
 import pytest
 from config_names import config_name
 
-from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile, shipped_configs
+from cutelab.kernels.dense_gemm.config import RESERVED_BYTES, GemmConfig, choose_tile, shipped_configs
+from cutelab.kernels.dense_gemm.config_sm90 import shipped_sm90_configs
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
+from cutelab.kernels.dense_gemm.sm90 import GemmSm90
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_to_artifacts
 from cutelab.kernels.runtime.disassembly import KernelSummary, count, ptx_instructions, summarize
@@ -69,6 +71,30 @@ def assert_operands_arrive_in_vectors(config: GemmConfig, kernel: KernelSummary)
         assert count(kernel.instructions, "LDGSTS", *CP_ASYNC[align]) > 0
     if config.ab_dtype != "float32" or "k" in (config.a_major, config.b_major):
         assert count(kernel.instructions, "LDSM", "4") > 0
+
+
+@pytest.mark.parametrize("config", shipped_sm90_configs(), ids=config_name)
+def test_generated_code_for_hopper(config):
+    arch = Arch.named("sm_90a")
+    artifacts = compile_to_artifacts(GemmSm90(config), arch)
+    (kernel,) = summarize(artifacts.cubin)
+
+    assert kernel.threads == config.threads
+    assert kernel.registers * kernel.threads <= REGISTERS_PER_SM
+    assert kernel.static_shared <= RESERVED_BYTES  # the system's
+    assert config.smem_bytes <= arch.smem_per_block
+    assert (kernel.stack, kernel.spills) == (0, 0)
+
+    # As many as the products of a k-tile, twice: the first k-tile begins a sum, the others add to it.
+    products = 2 * config.rows // 64 * config.tile[2] // 16
+    assert artifacts.ptx.count(f"wgmma.mma_async.sync.aligned.m64n{config.tile[1]}k16") == products
+    assert artifacts.ptx.count("wgmma.mma_async") == products
+    assert count(kernel.instructions, "HGMMA") == products
+    multicast, all_loads = (count(kernel.instructions, "UTMALDG", *how) for how in (("MULTICAST",), ()))
+    assert all_loads > multicast and (multicast > 0) == (config.cluster != (1, 1))
+    assert (count(kernel.instructions, "UTMASTG") > 0) == (config.out_align == 16)
+    assert (count(kernel.instructions, "STSM") > 0) == (config.out_dtype != "float32")
+    assert count(kernel.instructions, "USETMAXREG") == (2 if config.consumers > 1 else 0)
 
 
 @pytest.mark.parametrize("arch", ALL_ARCHS, ids=short_name)

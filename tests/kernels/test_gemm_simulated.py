@@ -15,7 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cutelab import simulator
 from cutelab.kernels import gemm
 from cutelab.kernels.dense_gemm.config import GemmConfig, shipped_configs
+from cutelab.kernels.dense_gemm.config_sm90 import Sm90Config, shipped_sm90_configs
+from cutelab.kernels.dense_gemm.partial_sums import PartialSums
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
+from cutelab.kernels.dense_gemm.sm90 import GemmSm90
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel
 from cutelab.kernels.runtime.simulated import compile_simulated
@@ -27,7 +30,10 @@ CONFIGS += [
     for config in shipped_configs(Arch.named(arch))
     if (config, "sm_80") not in CONFIGS
 ]
+CONFIGS += [(config, "sm_90a") for config in shipped_sm90_configs()]
 SIZES = [(1, 1, 1), (70, 40, 33), (130, 90, 100)]  # M, N, K, each rounded up to whole vectors
+WORKERS = 3  # clusters of a Hopper GEMM
+READY = 0x123456789ABCDEF
 ALPHA, BETA = 1.25, 0.5
 
 
@@ -74,6 +80,13 @@ class Problem:
         self.room = torch.full((m + 2, n + 32), 7.0, dtype=out_dtype)
 
     @property
+    def tiles(self):
+        """Clusters' tiles."""
+        m, n, _ = self.size
+        rows, columns, _ = self.config.tile
+        return -(-m // (rows * self.config.cluster[0])) * -(-n // (columns * self.config.cluster[1]))
+
+    @property
     def out(self):
         return self.room[1:-1, 16:-16]
 
@@ -85,10 +98,18 @@ class Problem:
             setattr(there, name, moved(getattr(self, name), device))
         return there
 
+    def partial_sums(self):
+        """The workspace of a Hopper GEMM, with what it holds when the memory was never used for anything."""
+        config = self.config
+        slots = WORKERS * config.cluster[0] * config.cluster[1] * config.consumers
+        size = PartialSums.bytes(config.accumulators, slots)
+        return torch.full((size,), 255, dtype=torch.uint8, device=self.room.device)  # as floats, NaN
+
     def run(self, function, stream=0):
         """The result of a compiled kernel. What lies around it must stay as it was."""
         self.out.fill_(torch.nan)
         m, n, k = self.size
+        workspace = self.partial_sums() if isinstance(self.config, Sm90Config) else None
         a_ld = self.a.stride(-2 if self.config.a_major == "k" else -1)
         b_ld = self.b.stride(-2 if self.config.b_major == "k" else -1)
         function(
@@ -97,7 +118,10 @@ class Problem:
             *(a_ld, 0, 0, b_ld, 0, 0),
             *((0, 0, 0, 0) if self.c is None else (*self.c.stride(), 0, 0)),
             *(self.out.stride(0), 0, 0),
-            *(ALPHA, BETA, stream),
+            *((WORKERS, self.tiles if self.config.stream_k else 0) if workspace is not None else ()),
+            *(ALPHA, BETA),
+            *((workspace.data_ptr(), READY) if workspace is not None else ()),
+            stream,
         )
         result = self.out.clone()
         self.out.fill_(7.0)
@@ -106,7 +130,7 @@ class Problem:
 
     def simulated(self, arch):
         with simulator.gpu(arch):
-            return self.run(compile_simulated(GemmSm80(self.config), Arch.named(arch)))
+            return self.run(compile_simulated(kernel_for(self.config), Arch.named(arch)))
 
     def exact_and_magnitude(self):
         """The result in float64, and the same sum with all terms positive, before the activation."""
@@ -129,6 +153,24 @@ class Problem:
         return finfo.eps / 2 * exact.abs() + sums + finfo.tiny
 
 
+def kernel_for(config):
+    return GemmSm90(config) if isinstance(config, Sm90Config) else GemmSm80(config)
+
+
+def sizes_for(config):
+    """Ragged; for a Hopper GEMM, k-tiles around the number of stages, and all CTAs of a cluster busy."""
+    if isinstance(config, GemmConfig):
+        return SIZES
+    m, n, k = config.tile
+    around = [(config.stages - 1) * k, config.stages * k - 8, (config.stages + 1) * k - 1]
+    return [
+        (1, 1, 1),
+        (m + 2, 90, around[0]),
+        (70, n + 9, around[1]),
+        (config.cluster[0] * m - 1, 33, around[2]),
+    ]
+
+
 def moved(tensor, device):
     """A view of a copy of the whole storage, so that strides, alignments and NaNs around it stay."""
     if tensor is None:
@@ -138,12 +180,12 @@ def moved(tensor, device):
 
 
 def name(value):
-    return config_name(value) if isinstance(value, GemmConfig) else str(value)
+    return value if isinstance(value, str) else config_name(value)
 
 
 @pytest.mark.parametrize("config, arch", CONFIGS, ids=name)
 def test_every_shipped_configuration(config, arch):
-    for size in SIZES:
+    for size in sizes_for(config):
         problem = Problem(config, size, normal)
         exact, _ = problem.exact_and_magnitude()
         assert ((problem.simulated(arch).double() - exact).abs() <= problem.bound()).all()
@@ -156,7 +198,9 @@ def test_the_simulator_computes_what_the_gpu_does(config):
     arch = Arch.of(torch.device("cuda", 0))
     if config.smem_bytes > arch.smem_per_block:
         pytest.skip("needs more shared memory than this GPU has")
-    function = compile_kernel(GemmSm80(config), arch)
+    if isinstance(config, Sm90Config) and arch.name != "sm_90a":
+        pytest.skip("runs on Hopper only")
+    function = compile_kernel(kernel_for(config), arch)
     stream = torch.cuda.current_stream().cuda_stream
     for size, values in ((SIZES[1], normal), (SIZES[2], small_integers)):
         problem = Problem(config, size, values)

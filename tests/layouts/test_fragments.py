@@ -7,7 +7,7 @@ import pytest
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.cutlass_dsl import CuTeDSL
 
-from cutelab.layouts import accumulator_as_operand, as_numpy, parse_layout
+from cutelab.layouts import accumulator_as_operand, accumulator_slices, as_numpy, parse_layout
 from cutelab.layouts.errors import LayoutError
 
 
@@ -103,3 +103,45 @@ def test_inside_a_traced_function():
 def test_refuses(layout, message):
     with pytest.raises(LayoutError, match=message):
         accumulator_as_operand(parse_layout(layout))
+
+
+# --- Slices
+
+
+@pytest.mark.parametrize(("columns", "slice_columns"), [(64, 64), (64, 16), (192, 64), (256, 32), (24, 8)])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_each_slice_is_what_a_narrower_wgmma_leaves(rows, columns, slice_columns, monkeypatch):
+    monkeypatch.setattr(CuTeDSL._get_dsl().envar, "arch", "sm_90a")
+    mma, narrow = wgmma(columns), wgmma(slice_columns)
+    whole, part = cute.make_identity_tensor((rows, columns)), cute.make_identity_tensor((64, slice_columns))
+    accumulator = cute.make_layout(mma.partition_shape_C((rows, columns)))
+    slices = accumulator_slices(accumulator, slice_columns)
+    assert slices.shape[:3] == narrow.partition_shape_C((64, slice_columns))
+    assert slices.shape[3:] == (columns // slice_columns, rows // 64)
+    registers = as_numpy(slices).reshape(-1, *slices.shape[3:], order="F")
+    for thread in (0, 5, 77, 127):
+        held = elements(mma.get_slice(thread).partition_C(whole))
+        order = np.argsort(as_numpy(accumulator).ravel(order="F"))
+        wanted = elements(narrow.get_slice(thread).partition_C(part))
+        for across, down in np.ndindex(*slices.shape[3:]):
+            got = [held[order[register]] for register in registers[:, across, down]]
+            assert got == [(row + 64 * down, column + slice_columns * across) for row, column in wanted]
+
+
+@pytest.mark.parametrize(
+    ("layout", "columns", "message"),
+    [
+        ("((2,2,8),1,1):((1,2,4),0,0)", 12, "64 columns can't be cut into slices of 12; 8 columns would do"),
+        ("((2,2,8),1,1):((1,2,4),0,0)", 24, "slices of 24; 16 columns would do"),
+        ("((2,2,8),1,1):((1,2,4),0,0)", 128, "slices of 128; 64 columns would do"),
+        ("((2,2,8),1,1):((1,2,4),0,0)", 0, "slices of 0; 8 columns would do"),
+        ("((2,2,8),1,1):((1,2,4),0,0)", -8, "slices of -8; 8 columns would do"),
+        ("((2,2,12),1,1):((1,2,4),0,0)", 64, "slices of 64; 48 columns would do"),
+        ("((2,2,8),1,2):((1,2,4),0,32)", 8, "no fragment of C"),
+        ("((2,2),1,4):((1,2),4,4)", 8, "no fragment of C"),
+        ("16:1", 8, "no fragment of C"),
+    ],
+)
+def test_slices_that_cannot_be_are_refused(layout, columns, message):
+    with pytest.raises(LayoutError, match=message):
+        accumulator_slices(parse_layout(layout), columns)

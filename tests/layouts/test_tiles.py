@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from cutlass.cute.nvgpu import CopyUniversalOp
 
-from cutelab.layouts import TileError, as_numpy, copy_threads, owners, smem_tile, tv_map
+from cutelab.layouts import (
+    TileError,
+    as_numpy,
+    copy_threads,
+    in_bytes,
+    owners,
+    smem_tile,
+    swizzled_tensor,
+    tma_tile,
+    tv_map,
+)
 
 SHAPES = [(128, 64), (128, 32), (64, 128), (32, 64), (16, 16), (256, 64)]
 TILES = list(product(SHAPES, [0, 1], [16, 32]))  # shape, contiguous mode, bits of an element
@@ -53,6 +63,85 @@ def test_eight_chunks_in_a_row_are_in_eight_bank_groups(shape, contiguous, bits)
 def test_stages_follow_one_another():
     one, three = smem_tile((64, 32), 1, 16), smem_tile((64, 32, 3), 1, 16)
     assert np.array_equal(as_numpy(three), as_numpy(one)[..., None] + 64 * 32 * np.arange(3))
+
+
+def test_the_order_says_which_mode_the_atoms_follow_first():
+    """Atoms of 8 x 64 elements of 16 bits: along the rows first, or along the columns, or stage by stage."""
+
+    def atoms(order, shape=(16, 128, 2)):
+        return as_numpy(smem_tile(shape, 1, 16, order=order))[::8, ::64] // (8 * 64)
+
+    assert atoms(None).ravel(order="F").tolist() == list(range(8))
+    assert atoms((0, 1, 2)).ravel(order="F").tolist() == list(range(8))
+    assert atoms((1, 0, 2)).swapaxes(0, 1).ravel(order="F").tolist() == list(range(8))
+    assert atoms((1, 2, 0)).transpose(2, 0, 1).ravel(order="F").tolist() == list(range(8))
+
+
+TMA_TILES = [
+    (shape if contiguous == 1 else (shape[1], shape[0], *shape[2:]), contiguous, bits)
+    for contiguous in (1, 0)
+    for shape, bits in [
+        ((24, 16), 16),
+        ((64, 32), 16),
+        ((64, 64, 3), 16),
+        ((40, 128, 2), 16),
+        ((64, 8), 32),
+        ((24, 16, 2), 32),
+        ((64, 64), 32),
+        ((64, 128, 2), 8),
+    ]
+]
+
+
+@pytest.mark.parametrize(("shape", "contiguous", "bits"), TMA_TILES)
+def test_a_tma_tile_is_a_row_of_boxes(shape, contiguous, bits):
+    """Each box as wide as a swizzle can be, up to 128 bytes, and a run of memory, line after line; the stages
+    follow one another."""
+    layout = tma_tile(shape, contiguous, bits)
+    lines = as_numpy(layout.outer) * bits // 8
+    lines = lines if contiguous == 1 else lines.swapaxes(0, 1)
+    per_line = lines.shape[1] * bits // 8
+    width = min(per_line, 128)
+    stage = lines.shape[0] * per_line
+    for line, column, *number in np.ndindex(lines.shape):
+        byte = column * bits // 8
+        box = byte // width * width * lines.shape[0]
+        expected = sum(number) * stage + box + line * width + byte % width
+        assert lines[(line, column, *number)] == expected
+
+
+@pytest.mark.parametrize(("shape", "contiguous", "bits"), TMA_TILES)
+def test_a_tma_tile_swizzles_bytes_as_smem_tile_does_elements(shape, contiguous, bits):
+    """Its swizzle counts bytes, 16 at a time, as the pointer does that it goes with."""
+    order = (0, 1, 2) if contiguous == 1 else (1, 0, 2)
+    layout, in_elements = (
+        tma_tile(shape, contiguous, bits),
+        smem_tile(shape, contiguous, bits, order=order[: len(shape)]),
+    )
+    width = min(shape[contiguous] * bits // 8, 128)
+    assert (
+        layout.inner
+        == in_bytes(in_elements.inner, bits // 8)
+        == cute.make_swizzle(width.bit_length() - 5, 4, 3)
+    )
+    address = as_numpy(layout.outer) * bits // 8
+    swizzled = address ^ (address >> 7 & width // 16 - 1) << 4
+    assert np.array_equal(swizzled, as_numpy(in_elements) * bits // 8)
+
+
+def test_a_swizzled_tensor_has_its_swizzle_in_the_pointer():
+    seen = []
+
+    @cute.jit
+    def traced():
+        pointer = cute.make_ptr(cutlass.Uint8, 0, cute.AddressSpace.smem, assumed_align=1024)
+        tensor = swizzled_tensor(pointer, tma_tile((64, 32, 2), 1, 16), cutlass.Float16)
+        seen.append((tensor.element_type, str(tensor.iterator.type), str(tensor.layout)))
+
+    traced()
+    dtype, pointer, layout = seen[0]
+    assert dtype is cutlass.Float16 and "S<2,4,3>" in pointer
+    assert layout == str(tma_tile((64, 32, 2), 1, 16).outer)
 
 
 @pytest.mark.parametrize(

@@ -566,6 +566,17 @@ def test_products_of_64_bits():
     )
 
 
+@pytest.mark.parametrize("sign", "us")
+def test_upper_halves_of_products_of_16_bits(sign):
+    """Compilers divide small numbers so."""
+    a, b = pairs(np.array([0, 1, 3, 48, 0x7FFF, 0x8000, 0xAAAB, 0xFFFF], np.uint16))
+    wide = [x.view(np.int16).astype(np.int64) if sign == "s" else x.astype(np.int64) for x in (a, b)]
+    upper = (wide[0] * wide[1] >> 16).astype(np.uint16)
+    same(apply(f"mul.hi.{sign}16 %rs0, %rs1, %rs2;", a, b, out=np.uint16), upper)
+    added = apply(f"mad.hi.{sign}16 %rs0, %rs1, %rs2, %rs1;", a, b, out=np.uint16)
+    same(added, upper + a)
+
+
 @pytest.mark.parametrize(
     "instruction",
     [

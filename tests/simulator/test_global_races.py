@@ -51,6 +51,28 @@ def test_warps_that_nothing_orders():
     races(EXCHANGE.format("", "bar.sync 0;"), places, threads=64)
 
 
+# All warps read a word, which one of them writes.
+SHARED_WORD = """
+    mov.u32 %r2, {number}; ld.global.b32 %r1, [%rd0]; {between}
+    setp.ne.u32 %p1, %r2, {writer}; @%p1 bra END; st.global.b32 [%rd0], 7; END:
+"""
+
+
+@pytest.mark.parametrize(("threads", "writer"), [(64, 0), (64, 1), (128, 3)])
+def test_a_word_that_other_warps_read_too(threads, writer):
+    body = SHARED_WORD.format(number="%r31", writer=32 * writer, between="{}")
+    passes(body.format("bar.sync 0;"), [7], threads=threads)
+    one, other = f"warp {writer} of", f"warp [^{writer}] of"
+    message = f"{one} .* writes byte 0 .*{other} .* read at|{other} .* reads byte 0 .*{one} .* wrote"
+    races(body.format(""), message, threads=threads)
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_a_word_that_other_ctas_read_too(writer):
+    body = SHARED_WORD.format(number="%ctaid.x", writer=writer, between="")
+    races(body, "byte 0 of array 0", grid=2)
+
+
 # --- CTAs
 
 OWN = """mov.u32 %r1, %ctaid.x; mad.lo.u32 %r2, %r1, 32, %r31; mul.wide.u32 %rd10, %r2, 4;
@@ -141,6 +163,13 @@ MESSAGE_FAULTS = {
     "release to the CTA": ORDERED | {"write": "red.release.cta.global.add.u32 [%rd0+1024], 1;"},
     "acquire from the CTA": ORDERED | {"read": "ld.acquire.cta.global.b32 %r3, [%rd0+1024];"},
     "weak write": ORDERED | {"write": "st.global.b32 [%rd0+1024], 1;"},
+    "weak read": ORDERED | {"read": "ld.global.b32 %r3, [%rd0+1024];"},
+    "weak both": {
+        "before": "membar.gl;",
+        "write": "st.global.b32 [%rd0+1024], 1;",
+        "read": "ld.global.b32 %r3, [%rd0+1024];",
+        "behind": "membar.gl;",
+    },
     "written behind": ORDERED | {"write": ORDERED["write"] + "st.global.b32 [%rd1+64], 9;"},
 }
 
@@ -151,7 +180,8 @@ def test_faults_in_a_message_between_ctas(fault):
 
 
 def test_a_message_between_warps_through_global_memory():
-    body = """mov.b32 %r4, 5; setp.ge.u32 %p1, %r31, 32; @%p1 bra READER; setp.ne.u32 %p2, %r31, 0; @%p2 bra END;
+    body = """mov.b32 %r4, 5; setp.ge.u32 %p1, %r31, 32; @%p1 bra READER;
+              setp.ne.u32 %p2, %r31, 0; @%p2 bra END;
               st.global.b32 [%rd1], 42; {} bra END;
               READER: ld.acquire.cta.global.b32 %r3, [%rd0+1024]; setp.eq.u32 %p3, %r3, 0; @%p3 bra READER;
               ld.global.b32 %r4, [%rd1]; setp.ne.u32 %p2, %r31, 32; @%p2 bra END; st.global.b32 [%rd0], %r4;

@@ -180,6 +180,17 @@ WGMMA_FAULTS = {
         FENCED,
     ),
     "... where a guard holds": (FENCE, FENCE + "@!%p2 add.s32 %r10, %r10, 1;", RaceError, FENCED),
+    "A written behind the fence": (
+        WAIT,
+        f"{WAIT} {FENCE} add.s32 %r9, %r9, 0; {AS_A} {WAIT}",
+        *(RaceError, "wgmma uses %r9, " + FENCED),
+    ),
+    "A written before the wait": (WAIT, f"{WAIT} {FENCE} {AS_A} mov.b32 %r9, 0; {WAIT}", RaceError, EARLY),
+    "written between wgmmas": (
+        WAIT,
+        f"{WAIT} ld.global.b32 %r10, [%rd10]; {PRODUCT} {WAIT}",
+        *(RaceError, "wgmma uses %r10, " + FENCED),
+    ),
     "read between wgmmas": (
         WAIT,
         f"{WAIT} add.s32 %r3, %r8, 1; {PRODUCT}",

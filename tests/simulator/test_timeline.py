@@ -1,6 +1,7 @@
 """When things happen: small kernels to the cycle, and what must hold of a GEMM whatever the costs are."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -81,10 +82,9 @@ def test_a_barrier_opens_when_the_last_warp_has_come():
 
 def test_warps_of_a_sub_core_issue_in_turn():
     timeline = traced("mov.f32 %f1, 0f3F800000;" + "add.f32 %f2, %f1, %f1;" * 10, threads=32 * 5)
-    assert [len(timeline.of("FMA", "math")), timeline.busy("FMA 0"), timeline.busy("FMA 1")] == [4, 20, 10]
+    assert [timeline.busy(f"FMA {core}") for core in range(SUB_CORES)] == [20, 10, 10, 10]
     assert timeline.cycles == 2 * (10 + 1)  # a ret each
-    for warp in (0, 4):
-        assert timeline.busy(f"warp {warp}") >= 11
+    assert [issued(timeline, "ret", f"warp {warp}")[0] for warp in range(1, 4)] == [10, 10, 10]
 
 
 @pytest.mark.parametrize(("stride", "wavefronts"), [(4, 1), (8, 2), (128, 32), (0, 1)])
@@ -94,20 +94,21 @@ def test_bank_conflicts_cost_a_cycle_each(stride, wavefronts):
     timeline = traced(body, shared=".shared .align 16 .b8 smem[4096];")
     stored = H100.int_latency + wavefronts
     assert timeline.busy("shared memory") == 2 * wavefronts
-    (add,) = issued(timeline, "add.s32")
+    (add,) = issued(timeline, "add")
     assert add == stored + wavefronts - 1 + H100.shared_latency
 
 
 def test_loads_of_global_memory_have_a_latency_and_a_rate():
     out = np.zeros(1024, np.uint32)
+    out = out[-out.ctypes.data % 32 // 4 :]  # from the beginning of a sector on
     body = "add.s64 %rd2, %rd0, %rd9;" + "ld.global.b32 %r0, [%rd2]; ld.global.b32 %r1, [%rd2+1024];"
     timeline = simulator.trace(launch_of(kernel(body + "add.s32 %r2, %r1, %r0;", parameters=1), out))
-    first, second = issued(timeline, "ld.global")[0] - 1, issued(timeline, "ld.global")[0]
+    second = issued(timeline, "ld.global")[0]
+    first = second - 1
     (loads,) = timeline.of("global loads")
     assert loads.start == first + H100.global_latency
     assert loads.cycles == 2 * 128 / H100.global_bytes  # what the second one asks for comes behind the first
-    (add,) = issued(timeline, "add.s32")
-    assert (second, add) == (first + 1, first + H100.global_latency + 4)
+    assert issued(timeline, "add")[-1] == first + H100.global_latency + 4
 
 
 def test_other_costs_make_other_times():
@@ -171,6 +172,29 @@ def test_wgmma_keeps_four_tensor_cores_busy_and_its_warps_wait():
         assert wait.end == start + cycles + H100.wgmma_latency
 
 
+def test_independent_wgmmas_follow_each_other_in_the_tensor_cores():
+    (product,) = re.findall(r"wgmma\.mma_async.*", WGMMA)
+    other = re.sub(r"{.*?}", "{%r16, %r17, %r18, %r19}", product)
+    timeline = wgmma_timeline(WGMMA.replace(product, f"{product}\n{other}"))
+    cycles = H100.wgmma_cycles(8, 16, "f16", a_in_registers=False)
+    assert all(timeline.busy(f"tensor core {core}") == 2 * cycles for core in range(SUB_CORES))
+    (span,) = timeline.of("tensor core 0")  # no gap, though the second issues one cycle after the first
+    waits = [each for each in timeline.of("warp 0", "wait") if each.name.startswith("wgmma")]
+    assert [each.end for each in waits] == [span.start + 2 * cycles + H100.wgmma_latency]
+
+
+@pytest.mark.parametrize(("costs", "share"), [(H100, 0.62), (A100, 1)])
+def test_the_rate_of_mma_sync(costs, share):
+    product = """mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+        {%f1, %f2, %f3, %f4}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%f5, %f6, %f7, %f8};"""
+    timeline = traced(product * 100, threads=128, costs=costs)
+    flops = 4 * 100 * 2 * 16 * 8 * 16
+    peak = 4096 if costs is H100 else 2048  # of a multiprocessor, each cycle
+    (span,) = timeline.of("tensor core 0")
+    assert flops / span.cycles == pytest.approx(share * peak, rel=0.01)
+    assert span.cycles <= timeline.cycles <= span.cycles + 10
+
+
 def test_the_rate_of_wgmma_is_the_peak_of_the_chip():
     assert H100.wgmma_cycles(256, 16, "bf16", False) == 128
     assert H100.wgmma_cycles(256, 32, "e4m3", False) == 128
@@ -196,12 +220,12 @@ def gemm_launch(stages, arch="sm_80", tile=TILE):
         addresses = a.data_ptr(), b.data_ptr(), 0, 0, out.data_ptr()
         strides = (K, 0, 0, K, 0, 0, 0, 0, 0, 0, n, 0, 0)
         function(*addresses, m, n, K, 1, 1, *strides, 1.0, 0.0, 0)
-    return launches[0], (a, b, out)
+    return launches[0], out
 
 
 @cache
 def gemm_timeline(stages):
-    launch, (_, _, out) = gemm_launch(stages)
+    launch, out = gemm_launch(stages)
     timeline = simulator.trace(launch)
     assert (out == K).all()
     return timeline
@@ -283,7 +307,9 @@ def test_a_picture_of_a_few_cycles_shows_those_only():
     timeline = gemm_timeline(2)
     first = min(span.start for span in timeline.of("tensor core"))
     assert 'class="mma"' not in timeline.svg(0, first) and 'class="mma"' in timeline.svg(0, first + 100)
-    for bad in ((-1, 5), (5, 5)):
+    busy = re.findall(r"tensor cores \d+%", timeline.svg())
+    assert busy and busy == re.findall(r"tensor cores \d+%", timeline.svg(end=2 * timeline.cycles))
+    for bad in ((-1, 5), (5, 5), (timeline.cycles, timeline.cycles + 9)):
         with pytest.raises(SimulationError, match="take some of 0 to"):
             timeline.svg(*bad)
     with pytest.raises(SimulationError, match="'light' or 'dark'"):
@@ -302,7 +328,7 @@ def test_the_table_and_names_of_tracks():
     timeline = gemm_timeline(3)
     table = str(timeline)
     assert f"{timeline.busy('tensor core 0') / timeline.cycles:.1%}" in table and "warp 3" in table
-    with pytest.raises(SimulationError, match="no track 'warp 9'; there are: .*warp 3"):
+    with pytest.raises(SimulationError, match=r"no track 'warp 9'; there are: .*warp 3"):
         timeline.of("warp 9")
     with pytest.raises(SimulationError, match="no kind 'work'; there are: mma"):
         timeline.of("warp 0", "work")
@@ -339,13 +365,13 @@ def test_faults_are_found_as_ever():
     never_full = kernel(RING.replace("_, [%r5+256], 128;", "_, [%r5+256], 144;"), shared=512)
     with pytest.raises(Deadlock, match="16 bytes still to come"):
         simulator.trace(launch_of(never_full, out, data, threads=64))
-    with pytest.raises(RaceError, match="no wgmma.wait_group"):
+    with pytest.raises(RaceError, match=r"no wgmma.wait_group"):
         wgmma_timeline(WGMMA.replace("wgmma.wait_group.sync.aligned 0;", ""))
 
 
 @pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_90a"])
 def test_every_chip_has_costs(arch):
-    launch, (_, _, out) = gemm_launch(2, arch)
+    launch, out = gemm_launch(2, arch)
     timeline = simulator.trace(launch)
     assert (out == K).all()
-    assert timeline.busy("tensor core") == prod(TILE[:2]) * K / 2048 * ceil(2048 / timeline.costs.mma)
+    assert timeline.busy("tensor core") == pytest.approx(prod(TILE[:2]) * K / timeline.costs.mma)
