@@ -1,6 +1,8 @@
 """Kernels that PyTorch calls.
 
 gemm                matrix product with batch broadcasting and a fused epilogue
+tune                measures how a product is computed fastest on this GPU; `gemm` then does so
+Linear              torch.nn.Linear on `gemm`
 
 What they raise, each a ``ValueError`` or a ``TypeError``:
 
@@ -12,6 +14,8 @@ ConfigError         a kernel configuration that is illegal, or too large for the
 """
 
 from cutelab.kernels.dense_gemm.op import gemm
+from cutelab.kernels.dense_gemm.tuning import tune
+from cutelab.kernels.linear import Linear
 from cutelab.kernels.runtime.errors import ConfigError, DeviceError, DtypeError, LayoutError, ShapeError
 
-__all__ = ["ConfigError", "DeviceError", "DtypeError", "LayoutError", "ShapeError", "gemm"]
+__all__ = ["ConfigError", "DeviceError", "DtypeError", "LayoutError", "Linear", "ShapeError", "gemm", "tune"]

@@ -12,7 +12,7 @@ touch at the edges of boxes; and of what happened to a granule all but the last 
 last one, the last one by another warp of that cluster, and the last one by another cluster.
 
 Granules have an epoch each for the last write and the last reads: who it was, and that one's clock, in one
-number of 64 bits. Reads of tensors that nobody has written so far are only noted down.
+number of 64 bits. Reads are only noted down until somebody writes to the tensor.
 """
 
 from collections.abc import Callable
@@ -82,11 +82,12 @@ class Cells:
 
     def __init__(self, region: Region, granule: int) -> None:
         self.region, self.granule = region, granule
-        self.first = region.base // granule
-        count = -(-region.end // granule) - self.first
+        self.bits = granule.bit_length() - 1  # it is a power of two
+        self.first = region.base >> self.bits
+        count = (region.end - 1 >> self.bits) + 1 - self.first
         self.writer, self.write_site = blank(count)
         self.reader, self.read_site = blank(count)
-        # Of reads before the last one, by another warp of its cluster and by another cluster, if there are any.
+        # Of reads before the last one, by another warp of its cluster and by another cluster, if any.
         self.near: Last | None = None
         self.far: Last | None = None
         self.written = False
@@ -95,7 +96,7 @@ class Cells:
 
     def at(self, addresses: np.ndarray, size: int) -> np.ndarray:
         """The granules of `size` bytes at each address: (lanes, size / granule)."""
-        first = (addresses // self.granule - self.first)[:, None]
+        first = ((addresses >> self.bits) - self.first)[:, None]
         return first if size <= self.granule else first + np.arange(size // self.granule)
 
     def noted(self, first: int) -> np.ndarray:
@@ -106,9 +107,7 @@ class Cells:
             if who.order.cluster > first:
                 by_size.setdefault(size, []).append(where())
         for size, addresses in by_size.items():
-            start = np.concatenate(addresses) // self.granule - self.first
-            for part in range(max(size // self.granule, 1)):
-                found[start + part] = True
+            found[self.at(np.concatenate(addresses), size)] = True
         return found
 
 
@@ -159,10 +158,11 @@ class GlobalRaces:
             cells, mine, where = self.of(region), who, addresses
             if len(lanes) < len(addresses):
                 mine, where = who._replace(agents=who.agents[lanes]), addresses[lanes]
-            if cells.written or who.scope != WEAK:
-                self.read(cells, mine, where, size)
-            else:
-                self.note(cells, mine, partial(itself, where), size)
+            if cells.written:
+                at = cells.at(where, size)
+                if (writer := cells.writer[at]).any():
+                    self.check(cells, mine, at, writer, cells.write_site, "reads", "wrote")
+            self.note(cells, mine, partial(itself, where), size)
 
     def on_box_read(self, who: Access, tensor: TensorMap, start: tuple[int, ...]) -> None:
         """A bulk load of a box by one thread."""
@@ -263,15 +263,9 @@ class GlobalRaces:
             addresses = where()
             if len(addresses) != len(who.agents):
                 who = self.spread(who, len(addresses))
-            self.record_read(cells, who, cells.at(addresses, size))
+            if len(addresses):
+                self.record_read(cells, who, cells.at(addresses, size))
         cells.log.clear()
-
-    def read(self, cells: Cells, who: Access, addresses: np.ndarray, size: int) -> None:
-        at = cells.at(addresses, size)
-        writer = cells.writer[at]
-        if writer.any():
-            self.check(cells, who, at, writer, cells.write_site, "reads", "wrote")
-        self.record_read(cells, who, at)
 
     def record_read(self, cells: Cells, who: Access, at: np.ndarray) -> None:
         last, mine = cells.reader[at], self.epochs(who)
@@ -428,7 +422,7 @@ def line_of(instruction: Instruction | None) -> str:
     if instruction is None:
         return "an unknown line"
     source = f"{instruction.source[0]}:{instruction.source[1]}, " if instruction.source else ""
-    return f"{source}PTX line {instruction.line}: {instruction.text.rstrip(';')}"
+    return f"{source}PTX line {instruction.line}: {' '.join(instruction.text.rstrip(';').split())}"
 
 
 def unravelled(number: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -385,12 +385,12 @@ class Runner:
     def explain_deadlock(self) -> str:
         lines = ["no warp can go on:"]
         for fragment in self.fragments:
-            where = f"  warp {fragment.warp} of CTA {fragment.cta.index} ({len(fragment.threads)} lanes)"
-            lines.append(f"{where} waits at {fragment.reason or 'a place where its other lanes are to come'}")
+            who = f"  warp {fragment.warp} of CTA {fragment.cta.index} ({len(fragment.threads)} lanes)"
+            lines.append(f"{who} waits at {fragment.reason or 'a wgmma, for the rest of its warpgroup'}")
+        lines += [f"  {line}" for pool in self.pools for line in pool.shortages()]
         lines += [f"  {barrier.state()}" for barrier in self.barriers.values() if barrier.arrived]
         lines += [f"  {self.cluster_barrier.state()}"] if self.cluster_barrier.arrived else []
         lines += [f"  {barrier.state()}" for cta in self.ctas for barrier in cta.mbarriers.values()]
-        lines += [f"  {line}" for pool in self.pools for line in pool.shortages()]
         return "\n".join(lines)
 
 

@@ -85,6 +85,45 @@ ANSWERS = {
         ("stages_needed = 8", "one stage less does it in"),
         ("stages_needed = 1", "from 2 stages"),
     ],
+    ("06_tma_and_mbarrier", 1): [
+        ("announced_bytes, arrivals = 16384, 16", "right"),
+        ("announced_bytes, arrivals = 12288, 16", "RaceError"),
+        ("announced_bytes, arrivals = 32768, 16", r"Deadlock.*\n(.*\n)*.*16384 bytes still to come"),
+        ("announced_bytes, arrivals = 16384, 24", r"Deadlock.*\n(.*\n)*.*16 of 24 arrivals"),
+        ("announced_bytes, arrivals = 16384, 8", "RaceError|Deadlock"),
+        ("announced_bytes, arrivals = 16384.0, 16", "two positive integers"),
+    ],
+    ("06_tma_and_mbarrier", 2): [
+        ("def turn(k, stages): return k % stages, k // stages % 2, 1 - k // stages % 2", "right"),
+        (
+            "def turn(k, stages): return k % stages, k // stages % 2, k // stages % 2",
+            "the producer waits forever",
+        ),
+        (
+            "def turn(k, stages): return k % stages, 1 - k // stages % 2, 1 - k // stages % 2",
+            "before its time",
+        ),
+        (
+            "def turn(k, stages): return k % stages, k % 2, 1 - k // stages % 2",
+            "k-tile 1 of 2 stages: a parity",
+        ),
+        ("def turn(k, stages): return k, 0, 1", "k-tile 1 of 1 stages: stage 1 is not its turn"),
+    ],
+    ("06_tma_and_mbarrier", 3): [
+        (
+            "def masks(m, n, M, N): return sum(1 << m + i * M for i in range(N)), ((1 << M) - 1) << n * M",
+            "right",
+        ),
+        (
+            "def masks(m, n, M, N): return ((1 << N) - 1) << m * N, ((1 << M) - 1) << n * M",
+            r"its A would go to",
+        ),
+        (
+            "def masks(m, n, M, N): return sum(1 << m + i * M for i in range(N)), (1 << M) - 1",
+            r"its B would go to",
+        ),
+        ("def masks(m, n, M, N): return 1, 1", r"CTA \(0, 0\) of 2 × 1: its B would go to \[\(0, 0\)\], not"),
+    ],
 }
 
 

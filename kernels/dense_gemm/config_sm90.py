@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cutelab.copies import TMA_ALIGNMENT, TmaRing
 from cutelab.kernels.dense_gemm.config import AB_DTYPES, OUT_DTYPES, check_choices, check_rules
 from cutelab.kernels.dense_gemm.epilogue import TRANSCENDENTAL, Epilogue
-from cutelab.kernels.dense_gemm.epilogue_sm90 import WarpgroupEpilogue
+from cutelab.kernels.dense_gemm.epilogue_sm90 import WARPS, WarpgroupEpilogue
 from cutelab.kernels.dense_gemm.partial_sums import PartialSums
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.errors import ConfigError
@@ -77,8 +77,9 @@ class Sm90Config:
                 ),
                 "stages": (self.stages >= 2, "at least 2, to copy one while using the other"),
                 "pingpong": (
-                    not self.pingpong or (self.consumers == 2 and self.out_align == 16 and not self.stream_k),
-                    "False unless there are 2 consumers, out_align is 16, and stream_k is False",
+                    not self.pingpong
+                    or (self.consumers, self.out_align, self.c_align, self.stream_k) == (2, 16, 0, False),
+                    "False unless there are 2 consumers, no C, no stream_k, and out_align is 16",
                 ),
                 "cluster": (all(size in (1, 2) for size in self.cluster), "1 or 2 along M and N"),
                 "group": (self.group >= 1, "at least 1"),
@@ -111,7 +112,7 @@ class Sm90Config:
     def ring(self) -> TmaRing:
         m, n, k = self.tile
         element = AB_DTYPES[self.ab_dtype].width // 8
-        warps = WARPGROUP // WARP * (1 if self.pingpong else self.consumers)
+        warps = WARPS * (1 if self.pingpong else self.consumers)
         return TmaRing(self.stages, (m * k * element, n * k * element), warps, self.cluster)
 
     @property
@@ -127,14 +128,15 @@ class Sm90Config:
         columns = gcd(self.tile[1], line_bytes * 8 // dtype.width)
         contiguous = 1 if self.out_major == "k" else 0
         slices = Epilogue(
-            (MMA_ROWS, columns),
+            (MMA_ROWS // WARPS, columns),
             dtype,
-            WARPGROUP,
+            WARP,
             self.out_align,
             self.c_align,
             self.bias,
             self.activation,
             contiguous,
+            in_flight=8,
         )
         # As many slices as fill the buffers a whole number of times: each tile begins with the first buffer.
         buffers = gcd(self.rows // MMA_ROWS * (self.tile[1] // columns), self.buffers)
@@ -147,8 +149,17 @@ class Sm90Config:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a block: [ A | B | the warpgroups' epilogues | mbarriers | alpha, in 16 bytes ]."""
+        """Shared memory: [ A | B | the warpgroups' epilogues | mbarriers | alpha, in 16 bytes ]."""
         return self.ring_bytes + self.consumers * self.epilogue.smem_bytes + self.ring.barrier_bytes + 16
+
+
+class Size(NamedTuple):
+    """Of a batch of products."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -161,6 +172,22 @@ class Tiling:
     consumers: int = 2
     pingpong: bool = False
     buffers: int = 2
+
+    @property
+    def ctas(self) -> int:
+        """In a cluster."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def accumulators(self) -> int:
+        """Of a thread."""
+        parts = 1 if self.pingpong else self.consumers
+        return self.tile[0] * self.tile[1] // (WARPGROUP * parts)
+
+    def cluster_tiles(self, size: Size) -> int:
+        """Tiles of the output, of the size that a cluster works on."""
+        rows, columns = (self.tile[i] * self.cluster[i] for i in (0, 1))
+        return ceil(size.m / rows) * ceil(size.n / columns) * size.batch
 
 
 TILINGS = (
@@ -188,27 +215,30 @@ class Work:
 
     @property
     def workspace_bytes(self) -> int:
+        """For partial sums."""
         if not self.shared:
             return 0
-        rows, columns, _ = self.tiling.tile
-        size = self.tiling.cluster[0] * self.tiling.cluster[1]
-        slots = self.clusters * size * self.tiling.consumers
-        return PartialSums.bytes(rows * columns // (WARPGROUP * self.tiling.consumers), slots)
+        slots = self.clusters * self.tiling.ctas * self.tiling.consumers
+        return PartialSums.bytes(self.tiling.accumulators, slots)
 
 
-def cluster_tiles(tiling: Tiling, m: int, n: int, batch: int) -> int:
-    """Tiles of the output, of the size that a cluster works on."""
-    rows, columns = (tiling.tile[i] * tiling.cluster[i] for i in (0, 1))
-    return ceil(m / rows) * ceil(n / columns) * batch
+def candidates(size: Size, arch: Arch) -> list[Work]:
+    """Every tiling, with tiles left whole, and with those of the last wave, or of the last two, shared."""
+    found = []
+    for tiling in TILINGS:
+        tiles, workers = tiling.cluster_tiles(size), arch.sm_count // tiling.ctas
+        last = tiles % workers
+        k_tiles = ceil(size.k / tiling.tile[2])
+        for shared in {0} if tiling.pingpong or not last else {0, last, min(last + workers, tiles)}:
+            if (workers + 1) * shared * k_tiles < 2**31:  # `Schedule` counts in 32 bits
+                clusters = workers if shared else min(workers, tiles)
+                found += [Work(tiling, clusters, shared, early) for early in (False, True)]
+    return found
 
 
-def choose_work(m: int, n: int, k: int, batch: int, out_itemsize: int, arch: Arch) -> Work:
-    """The tiling that should take the least time."""
-    tiling = TILINGS[2]
-    tiles = cluster_tiles(tiling, m, n, batch)
-    workers = arch.sm_count // (tiling.cluster[0] * tiling.cluster[1])
-    shared = tiles % workers
-    return Work(tiling, workers if shared else min(workers, tiles), shared, True)
+def choose_work(size: Size, arch: Arch, **fields: Any) -> Work:
+    """The work that should take the least time."""
+    return candidates(size, arch)[0]
 
 
 def shipped_sm90_configs() -> Iterator[Sm90Config]:
@@ -220,8 +250,11 @@ def shipped_sm90_configs() -> Iterator[Sm90Config]:
         yield Sm90Config("float16", "float32", bias="n", early_launch=True, **options)
         out_align = 16 if tiling.pingpong else 2
         yield Sm90Config("float16", "float16", out_align=out_align, activation="gelu", **options)
-        yield Sm90Config("bfloat16", "bfloat16", bias="m", c_align=2, **options)
-        yield Sm90Config("float16", "float16", "k", "mn", bias="n", c_align=16, activation="silu", **options)
+        yield Sm90Config("bfloat16", "bfloat16", bias="m", activation="silu", **options)
         if not tiling.pingpong:
+            yield Sm90Config("bfloat16", "bfloat16", bias="m", c_align=2, **options)
+            yield Sm90Config(
+                "float16", "float16", "k", "mn", bias="n", c_align=16, activation="silu", **options
+            )
             yield Sm90Config("bfloat16", "bfloat16", stream_k=True, **options)
             yield Sm90Config("float16", "float32", c_align=16, bias="n", stream_k=True, **options)

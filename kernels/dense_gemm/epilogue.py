@@ -18,8 +18,6 @@ from cutelab.layouts import smem_tile
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 TRANSCENDENTAL = ("gelu", "gelu_tanh", "silu")
 
-UNROLL = 16  # rows of vectors in flight: enough to hide latency; narrow vectors have up to 128 rows
-
 
 def activate(x: cute.TensorSSA, activation: str | None) -> cute.TensorSSA:
     """The activation of every element, in fp32; the definitions are torch's. NaN stays NaN."""
@@ -54,6 +52,8 @@ class Epilogue:
     dtype: of C and D. d_align, c_align: bytes to which every vector along the contiguous mode is aligned;
     c_align = 0: no C. bias: None, "n" (one value for each column) or "m" (for each row).
     contiguous: the mode of C and D with unit stride, 1 (along N) or 0.
+    in_flight: rows of vectors that a thread copies at a time, of the up to 128 that narrow vectors take: many
+        hide latency, few save registers.
     """
 
     tile: tuple[int, int]
@@ -64,6 +64,7 @@ class Epilogue:
     bias: str | None
     activation: str | None
     contiguous: int = 1
+    in_flight: int = 16
 
     @property
     def layout(self) -> cute.ComposedLayout:
@@ -130,7 +131,7 @@ class Epilogue:
         if cutlass.const_expr(self.c_align):
             self.load_c(gC, sD, cD, extent, thread)
         if cutlass.const_expr(self.bias is not None):
-            self.load_bias(bias, sBias, cD, extent, thread)
+            self.load_bias(bias, sBias, cD, extent, thread, self.threads)
         if cutlass.const_expr(self.sliced or self.c_align or self.bias is not None):
             cute.arch.sync_threads()
 
@@ -175,7 +176,7 @@ class Epilogue:
         tDgC = thr_copy.partition_S(gC)  # (CPY, CPY_M, CPY_N)
         tDsC = thr_copy.partition_D(sD)  # (CPY, CPY_M, CPY_N)
         tDcC = thr_copy.partition_S(cD)  # (CPY, CPY_M, CPY_N)
-        for i in cutlass.range(tDgC.shape[1], unroll=UNROLL):
+        for i in cutlass.range(tDgC.shape[1], unroll=self.in_flight):
             pred = row_inside(tDcC[None, i, None], extent)
             copy_or_zero(tiled_copy, tDgC[None, i, None], tDsC[None, i, None], pred)
         cute.arch.cp_async_commit_group()
@@ -189,12 +190,13 @@ class Epilogue:
         cD: cute.Tensor,
         extent: tuple[Int32, Int32],
         thread: Int32,
+        threads: int,
     ):
         """The part of `bias` that belongs to the tile of coordinates cD, in fp32; zeros beyond the matrix."""
         mode = 1 if cutlass.const_expr(self.bias == "n") else 0
         values = cute.size(sBias, mode=[mode])
         sVector = cute.make_tensor(sBias.iterator, values)
-        for i in cutlass.range(thread, values, self.threads):
+        for i in cutlass.range(thread, values, threads):
             index = cD[0, 0][mode] + i
             value = Float32(0.0)
             if index < extent[mode]:
@@ -211,7 +213,7 @@ class Epilogue:
         tDsD = thr_copy.partition_S(sD)  # (CPY, CPY_M, CPY_N)
         tDgD = thr_copy.partition_D(gD)  # (CPY, CPY_M, CPY_N)
         tDcD = thr_copy.partition_D(cD)  # (CPY, CPY_M, CPY_N)
-        for i in cutlass.range(tDgD.shape[1], unroll=UNROLL):
+        for i in cutlass.range(tDgD.shape[1], unroll=self.in_flight):
             tDrD = cute.make_rmem_tensor_like(tDsD[None, i, None])
             cute.autovec_copy(tDsD[None, i, None], tDrD)
             cute.copy(tiled_copy, tDrD, tDgD[None, i, None], pred=row_inside(tDcD[None, i, None], extent))

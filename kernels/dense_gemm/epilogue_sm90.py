@@ -1,4 +1,4 @@
-"""The end of a Hopper GEMM: a warpgroup's accumulators to global memory, slice by slice."""
+"""The end of a Hopper GEMM: a warpgroup's accumulators to global memory, slice by slice of each warp."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,9 @@ from cutlass import Float32, Int32
 from cutelab.copies import stmatrix_copy, store_tile
 from cutelab.kernels.dense_gemm.epilogue import Epilogue
 from cutelab.layouts import accumulator_slices, swizzled_tensor, tma_tile
-from cutelab.mmas import MMA_ROWS, warpgroup_mma
+from cutelab.mmas import MMA_ROWS, WARP, WARPGROUP, tiled_mma
+
+WARPS = WARPGROUP // WARP
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class Output:
 class WarpgroupEpilogue:
     """D = activation(alpha · acc + beta · C + bias) for a warpgroup's (rows, columns) of a tile.
 
-    Slices of 64 rows and up to 128 bytes of columns go through `buffers` buffers of shared memory each
-    warpgroup has for itself: while TMA reads one, the next slice is worked out. Warpgroups don't wait for
-    each other, so that one finishes a tile while the other's products keep the tensor cores busy.
+    Slices of 16 rows and up to 128 bytes of columns go through `buffers` buffers of shared memory that each
+    warp has for itself: while TMA reads one, the next slice is worked out. Warps don't wait for each other,
+    except for a bias, so that one finishes a tile while others' products keep the tensor cores busy.
     """
 
     slices: Epilogue
@@ -43,7 +45,7 @@ class WarpgroupEpilogue:
 
     @property
     def ring(self) -> cute.ComposedLayout:
-        """The buffers: (64, slice columns, buffers)."""
+        """The buffers of a warp: (16, slice columns, buffers)."""
         shape = (*self.slices.tile, self.buffers)
         return tma_tile(shape, self.slices.contiguous, self.slices.dtype.width)
 
@@ -52,10 +54,13 @@ class WarpgroupEpilogue:
         return 0 if self.slices.bias is None else self.columns if self.slices.bias == "n" else self.rows
 
     @property
+    def warp_bytes(self) -> int:
+        return self.buffers * self.slices.tile_bytes
+
+    @property
     def smem_bytes(self) -> int:
-        """Shared memory of a warpgroup: [ buffers | bias in fp32 ]."""
-        bias_bytes = -(-4 * self.bias_extent // 1024) * 1024
-        return self.buffers * self.slices.tile_bytes + bias_bytes
+        """Shared memory of a warpgroup: [ buffers of each warp | bias in fp32 ], in whole swizzle atoms."""
+        return -(-(WARPS * self.warp_bytes + 4 * self.bias_extent) // 1024) * 1024
 
     @cute.jit
     def store(
@@ -66,94 +71,93 @@ class WarpgroupEpilogue:
         sAlpha: cute.Tensor,
         place: tuple[Int32, Int32],  # of the part, in parts of (rows, columns)
         batch: tuple[Int32, Int32],
-        thread: Int32,
+        thread: Int32,  # of the warpgroup
         barrier: cutlass.Constexpr,
     ):
         slices = self.slices
         m, n, _ = output.mD.shape
+        warp, lane = cute.arch.make_warp_uniform(thread // WARP), thread % WARP
         down, across = self.rows // MMA_ROWS, self.columns // slices.tile[1]
-        layout = accumulator_slices(acc.layout, slices.tile[1])
-        pieces = cute.make_tensor(acc.iterator, layout)  # (MMA, 1, 1, across, down)
-        sD = swizzled_tensor(smem, self.ring, slices.dtype)  # (64, slice columns, buffers)
-        mma = warpgroup_mma(self.dtype, slices.tile[1])
+        pieces = cute.make_tensor(acc.iterator, accumulator_slices(acc.layout, slices.tile[1]))
+        offset = cute.assume(warp * self.warp_bytes, divby=slices.tile_bytes)
+        sD = swizzled_tensor(smem + offset, self.ring, slices.dtype)  # (16, slice columns, buffers)
         cD = cute.make_identity_tensor((m, n))
         bias_layout = cute.make_layout(
             (self.rows, self.columns), stride=(0, 1) if slices.bias == "n" else (1, 0)
         )
-        bias_pointer = cute.recast_ptr(smem + self.buffers * slices.tile_bytes, dtype=Float32)
+        bias_pointer = cute.recast_ptr(smem + WARPS * self.warp_bytes, dtype=Float32)
         sBias = cute.make_tensor(bias_pointer, bias_layout)  # (rows, columns)
         if cutlass.const_expr(slices.bias is not None):
+            barrier.arrive_and_wait()  # the tile before has been finished with the bias
             part = cute.local_tile(cD, (self.rows, self.columns), place)
-            slices.load_bias(output.bias, sBias, part, (m, n), thread)
+            slices.load_bias(output.bias, sBias, part, (m, n), thread, WARPGROUP)
+            barrier.arrive_and_wait()
         for i in cutlass.range_constexpr(down):
             for j in cutlass.range_constexpr(across):
-                buffer = (i * across + j) % self.buffers
-                tile = place[0] * down + i, place[1] * across + j
-                self.wait_for_buffer(thread)
-                barrier.arrive_and_wait()
-                if cutlass.const_expr(slices.c_align):
-                    gC = cute.local_tile(output.mC[None, None, batch], slices.tile, tile)
-                    slices.load_c(gC, sD[None, None, buffer], self.tile_of(cD, tile), (m, n), thread)
-                    barrier.arrive_and_wait()
-                sBias_slice = cute.local_tile(sBias, slices.tile, (i, j))
-                thr_mma = mma.get_slice(thread)
-                tCsD = thr_mma.partition_C(sD[None, None, buffer])  # (MMA, 1, 1)
+                row, column = i * WARPS + warp, j
+                tile = place[0] * down * WARPS + row, place[1] * across + column
                 alpha = sAlpha[0] if cutlass.const_expr(slices.sliced) else output.alpha
-                tCrD = slices.combine(
+                self.store_slice(
                     pieces[None, None, None, j, i],
-                    tCsD,
-                    thr_mma.partition_C(sBias_slice),
+                    sD[None, None, (i * across + j) % self.buffers],
+                    cute.local_tile(sBias, slices.tile, (row, column)),
+                    output,
                     alpha,
-                    output.beta,
+                    cD,
+                    tile,
+                    batch,
+                    lane,
                 )
-                self.to_shared(tCrD, mma, sD[None, None, buffer], tCsD, thread)
-                self.to_global(sD[None, None, buffer], output, cD, tile, batch, thread, barrier)
-
-    def tile_of(self, mX: cute.Tensor, tile: tuple) -> cute.Tensor:
-        return cute.local_tile(mX, self.slices.tile, tile)
 
     @cute.jit
-    def to_shared(
-        self, tCrD: cute.Tensor, mma: cute.TiledMma, sD: cute.Tensor, tCsD: cute.Tensor, thread: Int32
-    ):
-        """A slice from registers to its buffer: stmatrix for 16-bit elements."""
-        if cutlass.const_expr(self.slices.dtype.width == 16):
-            copy = stmatrix_copy(self.slices.dtype, mma, self.slices.contiguous)
-            thr_copy = copy.get_slice(thread)
-            cute.copy(copy, thr_copy.retile(tCrD), thr_copy.partition_D(sD))
-        else:
-            cute.autovec_copy(tCrD, tCsD)
-
-    @cute.jit
-    def to_global(
+    def store_slice(
         self,
-        sD: cute.Tensor,  # (64, slice columns)
+        piece: cute.Tensor,  # (MMA, 1, 1): this thread's accumulators
+        sD: cute.Tensor,  # (16, slice columns)
+        sBias: cute.Tensor,  # (16, slice columns)
         output: Output,
+        alpha: Float32,
         cD: cute.Tensor,  # (M, N) coordinates
         tile: tuple[Int32, Int32],
         batch: tuple[Int32, Int32],
-        thread: Int32,
-        barrier: cutlass.Constexpr,
+        lane: Int32,
     ):
+        """A warp's slice, from accumulators to D."""
+        slices = self.slices
+        m, n, _ = output.mD.shape
+        # A warp holds rows of wgmma's accumulators as it would those of mma.sync.
+        mma = tiled_mma(self.dtype, (1, 1))
+        thr_mma = mma.get_slice(lane)
+        acc = cute.make_tensor(piece.iterator, cute.make_layout(mma.partition_shape_C(slices.tile)))
+        tCsD = thr_mma.partition_C(sD)  # (MMA, 1, MMA_N)
+        self.wait_for_buffer()
+        if cutlass.const_expr(slices.c_align):
+            gC = cute.local_tile(output.mC[None, None, batch], slices.tile, tile)
+            slices.load_c(gC, sD, cute.local_tile(cD, slices.tile, tile), (m, n), lane)
+            cute.arch.sync_warp()
+        tCrD = slices.combine(acc, tCsD, thr_mma.partition_C(sBias), alpha, output.beta)
+        if cutlass.const_expr(slices.dtype.width == 16):
+            copy = stmatrix_copy(slices.dtype, mma, slices.contiguous)
+            thr_copy = copy.get_slice(lane)
+            cute.copy(copy, thr_copy.retile(tCrD), thr_copy.partition_D(sD))
+        else:
+            cute.autovec_copy(tCrD, tCsD)
         if cutlass.const_expr(output.store is not None):
             cute.arch.fence_proxy("async.shared", space="cta")
-            barrier.arrive_and_wait()
-            if thread < 32:
-                gD = cute.local_tile(output.tmaD, self.slices.tile, (*tile, *batch))
-                store_tile(output.store, sD, gD)
+            cute.arch.sync_warp()
+            store_tile(output.store, sD, cute.local_tile(output.tmaD, slices.tile, (*tile, *batch)))
         else:
-            barrier.arrive_and_wait()
-            gD = cute.local_tile(output.mD[None, None, batch], self.slices.tile, tile)
-            self.slices.store_d(sD, gD, self.tile_of(cD, tile), output.mD.shape[:2], thread)
+            cute.arch.sync_warp()
+            gD = cute.local_tile(output.mD[None, None, batch], slices.tile, tile)
+            slices.store_d(sD, gD, cute.local_tile(cD, slices.tile, tile), (m, n), lane)
 
     @cute.jit
-    def wait_for_buffer(self, thread: Int32):
-        """The thread that started TMA stores waits until the oldest buffer has been read."""
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(self.buffers - 1, read=True)
+    def wait_for_buffer(self):
+        """Until the oldest buffer of this warp can be written again: TMA, or all lanes, have read it."""
+        cute.arch.cp_async_bulk_wait_group(self.buffers - 1, read=True)
+        cute.arch.sync_warp()
 
     @cute.jit
-    def drain(self, thread: Int32):
+    def drain(self):
         """Shared memory must not go away before TMA has read it."""
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

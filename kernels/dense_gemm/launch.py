@@ -18,7 +18,7 @@ from cutelab.kernels.dense_gemm.problem import Arguments, check_types, require_t
 from cutelab.kernels.dense_gemm.product import Operand
 from cutelab.kernels.runtime.errors import LayoutError
 
-__all__ = ["compute"]
+__all__ = ["compute", "forget_plans", "run"]
 
 _MAX_PLANS = 4096
 _INPUTS = Arguments._fields[:4]
@@ -30,14 +30,18 @@ _ready = itertools.count(random.getrandbits(62) + 1)
 
 def compute(args: Arguments) -> torch.Tensor:
     """The result of `gemm`, in ``args.out`` if given, on the current stream of the operands' device."""
-    plan = _plan(args)
+    return run(_plan(args), args)
+
+
+def run(plan: Plan, args: Arguments) -> torch.Tensor:
+    """The same by a plan that was made for such arguments."""
     if plan.tf32:
         require_tf32()
     device_index = plan.device_index
     simulated = device_index < 0
     if not simulated and device_index != torch._C._cuda_getDevice():
         with torch.cuda.device(device_index):
-            return compute(args)
+            return run(plan, args)
     a, b, bias, c, out, _, alpha, beta, _ = args
     if out is not None:
         _check_no_overlap(out, args, plan)
@@ -110,6 +114,11 @@ def _plan(args: Arguments) -> Plan:
             _plans.clear()
         plan = _plans[signature] = make_plan(args)
     return plan
+
+
+def forget_plans() -> None:
+    """The next calls make new ones."""
+    _plans.clear()
 
 
 def _signature(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -14,11 +14,12 @@ import torch
 
 from cutelab.copies import TMA_ALIGNMENT
 from cutelab.kernels.dense_gemm.config import GemmConfig, choose_tile, count_tiles
-from cutelab.kernels.dense_gemm.config_sm90 import Sm90Config, choose_work
+from cutelab.kernels.dense_gemm.config_sm90 import Size, Sm90Config, Work, choose_work
 from cutelab.kernels.dense_gemm.problem import Arguments, check_types, infer_output, require_tf32
 from cutelab.kernels.dense_gemm.product import MAX_EXTENT, Mode, Operand, OperandLayout, Product
 from cutelab.kernels.dense_gemm.sm80 import GemmSm80
 from cutelab.kernels.dense_gemm.sm90 import GemmSm90
+from cutelab.kernels.dense_gemm.tuned import Problem, recall
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel
 from cutelab.kernels.runtime.errors import DeviceError, LayoutError, ShapeError
@@ -42,6 +43,7 @@ class Plan:
     swapped: whether the kernel computes outᵀ = bᵀ·aᵀ.
     integers: sizes and strides, and how many workers share what, in the order of the kernel's arguments.
     workspace: bytes that the kernel needs for partial sums; None if it knows of none.
+    problem: what can be tuned, if anything.
     """
 
     shape: tuple[int, ...]
@@ -56,10 +58,14 @@ class Plan:
     swapped: bool = False
     integers: tuple[int, ...] = ()
     workspace: int | None = None
+    problem: Problem | None = None
 
 
-def make_plan(args: Arguments) -> Plan:
-    """Checks the arguments and compiles the kernel they need. Of addresses, only the alignment counts."""
+def make_plan(args: Arguments, work: Work | None = None) -> Plan:
+    """Checks the arguments and compiles the kernel they need. Of addresses, only the alignment counts.
+
+    work: how the Hopper kernel shall go about it; by default what was tuned, or else chosen.
+    """
     check_types(args)
     shape, dtype = infer_output(args)
     a, b, out = args.a, args.b, args.out
@@ -84,7 +90,7 @@ def make_plan(args: Arguments) -> Plan:
     product = Product.of(a, b, c, shape, strides).with_coalesced_batch()
     if len(product.batch) > 2:
         return replace(plan, copies=frozenset(product.scattered()))
-    return _with_kernel(plan, args, product.with_batch_as_rows(), arch)
+    return _with_kernel(plan, args, product.with_batch_as_rows(), arch, work)
 
 
 def simulates_another(plan: Plan, a: torch.Tensor) -> bool:
@@ -92,7 +98,7 @@ def simulates_another(plan: Plan, a: torch.Tensor) -> bool:
     return plan.arch != _arch_of(a)
 
 
-def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> Plan:
+def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch, work: Work | None) -> Plan:
     """The plan with its kernel for ``product``. A fresh output is aligned to 256 bytes or more."""
     a, b, c, out = args.a, args.b, args.c, args.out
     out_layout = product.layout(Operand.OUT, 0 if out is None else out.data_ptr(), plan.dtype.itemsize)
@@ -101,7 +107,8 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
         product, a, b = product.swapped(), b, a
     a_layout = product.layout(Operand.A, a.data_ptr(), a.itemsize)
     b_layout = product.layout(Operand.B, b.data_ptr(), b.itemsize)
-    extents = (product.m.size, product.n.size, math.prod(mode.size for mode in product.batch))
+    batch = math.prod(mode.size for mode in product.batch)
+    size = Size(product.m.size, product.n.size, product.k.size, batch)
     shared: dict[str, Any] = {
         "ab_dtype": _name(a.dtype),
         "out_dtype": _name(plan.dtype),
@@ -118,11 +125,16 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch) -> P
     if _suits_sm90(a_layout, b_layout, a.dtype, product.k.size, arch):
         if out_layout.step_align == TMA_ALIGNMENT:
             shared["out_align"] = TMA_ALIGNMENT
-        m, n, batch = extents
-        work = choose_work(m, n, product.k.size, batch, plan.dtype.itemsize, arch)
+        gpu = "simulated" if plan.device_index < 0 else torch.cuda.get_device_name(plan.device_index)
+        names = _name(a.dtype), _name(plan.dtype), a_layout.major, b_layout.major
+        problem = Problem(gpu, *names, size)
+        work = work or recall(problem) or choose_work(size, arch, **shared)
         function = compile_for(GemmSm90(Sm90Config(**shared, **work.options())), arch)
         integers = (*integers, work.clusters, work.shared)
-        return replace(plan, function=function, integers=integers, workspace=work.workspace_bytes)
+        return replace(
+            plan, function=function, integers=integers, workspace=work.workspace_bytes, problem=problem
+        )
+    extents = size.m, size.n, batch
     tiling = choose_tile(
         shared["ab_dtype"], shared["out_dtype"], *extents, arch, min(a_layout.align, b_layout.align)
     )

@@ -319,7 +319,11 @@ class GemmSm90:
                 await_turn(warpgroup)
             state = self.mainloop(ring, state, product, piece.k_tiles, acc)
             if cutlass.const_expr(cfg.pingpong):
-                pass_turn(1 - warpgroup)
+                pass_turn(1 - warpgroup)  # the other's products queue up behind the last ones of this
+            product.wait(0)
+            ring.consumer_release(state)
+            state.advance()
+            if cutlass.const_expr(cfg.pingpong):
                 state.advance(schedule.piece(number + 1).k_tiles)  # the other's
             if cutlass.const_expr(cfg.stream_k):
                 self.exchange(sums, acc, schedule, piece, places, warpgroup, thread, barrier)
@@ -327,7 +331,7 @@ class GemmSm90:
                 m_tile, n_tile, batch = places.tile(piece.tile)
                 row = m_tile * (cfg.tile[0] // cfg.rows) + part
                 epilogue.store(acc, smem, output, sAlpha, (row, n_tile), batch, thread, barrier)
-        epilogue.drain(thread)
+        epilogue.drain()
 
     @cute.jit
     def exchange(self, sums, acc, schedule, piece, places, warpgroup, thread, barrier):
@@ -354,9 +358,10 @@ class GemmSm90:
         k_tiles: Int32,
         acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
     ) -> pipeline.PipelineState:
-        """acc = A·Bᵀ over the next k-tiles of the ring; while one is multiplied, the next is started.
+        """Starts acc = A·Bᵀ over the next k-tiles of the ring, each while the one before is multiplied.
 
-        A stage is released when the products that read it are done, which is one k-tile later.
+        A stage is released when the products that read it are done, which is one k-tile later. The last
+        k-tile's are still under way at the end; returns the state that is at its stage.
         """
         ring.consumer_wait(state)
         product.start(state.index, acc, first=True)
@@ -367,9 +372,6 @@ class GemmSm90:
             product.start(state.index, acc)
             product.wait(1)
             ring.consumer_release(before)
-        product.wait(0)
-        ring.consumer_release(state)
-        state.advance()
         return state
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cutlass import CUDA_VERSION
 
-__all__ = ["cache_directory", "cache_key", "load_entry", "store_entry"]
+__all__ = ["cache_directory", "cache_key", "load_entry", "store_entry", "write_and_rename"]
 
 _GENERATING_PACKAGES = ("cutelab.layouts", "cutelab.copies", "cutelab.mmas", "cutelab.kernels")
 _TOOLCHAIN = (
@@ -76,12 +76,13 @@ def store_entry(key: str, code: bytes) -> None:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_and_rename(directory / f"{key}.o", code + hashlib.sha256(code).digest())
+        write_and_rename(directory / f"{key}.o", code + hashlib.sha256(code).digest())
     except OSError as error:
         _warn_unwritable(directory, str(error))
 
 
-def _write_and_rename(path: Path, content: bytes) -> None:
+def write_and_rename(path: Path, content: bytes) -> None:
+    """Readers of the file see all of it or what was there before."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -10,6 +10,7 @@ from run_ptx import kernel, run
 from cutelab import simulator
 from cutelab.kernels import gemm
 from cutelab.simulator.errors import RaceError
+from cutelab.simulator.tensormap import TensorMap, encode
 
 SEEDS = [None, *range(20)]
 
@@ -269,6 +270,26 @@ def test_a_bulk_load_of_what_threads_wrote():
     )
     read = r"writes byte \d+ of array 1, which a bulk load of warp 0 of CTA \(0, 0, 0\) read"
     races(LOAD.format(fence="fence.proxy.async;", wait=""), read, threads=64)
+
+
+def test_a_box_beyond_the_tensor_reads_nothing():
+    space = np.zeros(64, np.uint32)
+    out = space[-space.ctypes.data // 4 % 4 :][:32]
+    packed = np.zeros(192, np.uint8)
+    packed = packed[-packed.ctypes.data % 64 :][:128]
+    described = TensorMap(out.ctypes.data, "s32", 4, (32,), (4,), (8,), (1,))
+    packed[:] = np.frombuffer(encode(described), np.uint8)
+    body = """mov.b32 %r1, smem; setp.ne.u32 %p1, %r31, 0; @%p1 bra END;
+              mbarrier.init.shared.b64 [%r1+256], 1;
+              mbarrier.arrive.expect_tx.shared.b64 _, [%r1+256], 32;
+              cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+              [%r1], [%rd1, {START}], [%r1+256]; st.global.b32 [%rd0], 7; END:"""
+    text = kernel(body, shared=264).replace(".align 16 .b8 smem", ".align 128 .b8 smem")
+    for start in (-8, 32):
+        run(text.replace("START", str(start)), out, packed)
+        assert out[0] == 7
+    with pytest.raises(RaceError, match=r"which a bulk load of warp 0 .* read"):
+        run(text.replace("START", "0"), out, packed)
 
 
 def test_cp_async_reads_until_it_is_waited_for():
