@@ -33,7 +33,8 @@ RING = f"""
     END:
 """
 
-# A 64 × 16 and an 8 × 16 matrix, in core matrices of 8 × 8, multiplied; out, operands; 128 threads, 2304 bytes.
+# A 64 × 16 and an 8 × 16 matrix, in core matrices of 8 × 8, multiplied.
+# Parameters: out, operands; 128 threads, 2304 bytes.
 WGMMA = """
     mov.b32 %r1, smem; shl.b32 %r2, %r31, 4; add.s32 %r2, %r1, %r2;
     mul.wide.u32 %rd10, %r31, 16; add.s64 %rd10, %rd1, %rd10;

@@ -164,7 +164,10 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a Hopper GEMM is cut up; the fields are those of `Sm90Config`."""
+    """How a Hopper GEMM is cut up; the fields are those of `Sm90Config`, and
+
+    rate: of multiply-adds, relative to the fastest tiling. epilogue: seconds that a tile takes beside them.
+    """
 
     tile: tuple[int, int, int]
     stages: int
@@ -172,6 +175,12 @@ class Tiling:
     consumers: int = 2
     pingpong: bool = False
     buffers: int = 2
+    rate: float = 1.0
+    epilogue: float = 0.0
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of Sm90Config."""
+        return {name: x for name, x in vars(self).items() if name not in ("rate", "epilogue")}
 
     @property
     def ctas(self) -> int:
@@ -191,13 +200,25 @@ class Tiling:
 
 
 TILINGS = (
-    Tiling((128, 256, 64), 4, (2, 1)),
-    Tiling((128, 192, 64), 5, (2, 1), pingpong=True, buffers=1),
-    Tiling((128, 128, 64), 6, (2, 1)),
-    Tiling((128, 128, 64), 6, (1, 2)),
-    Tiling((128, 64, 64), 8, (1, 1), consumers=1),
-    Tiling((64, 64, 64), 8, (1, 1), consumers=1),
+    Tiling((128, 256, 64), 4, (2, 1), rate=1.0, epilogue=0.6e-6),
+    Tiling((128, 192, 64), 5, (2, 1), pingpong=True, buffers=1, rate=1.0, epilogue=0.4e-6),
+    Tiling((128, 128, 64), 6, (2, 1), rate=0.93, epilogue=0.4e-6),
+    Tiling((128, 128, 64), 6, (1, 2), rate=0.93, epilogue=0.4e-6),
+    Tiling((128, 64, 64), 8, (1, 1), consumers=1, rate=0.8, epilogue=0.3e-6),
+    Tiling((64, 64, 64), 8, (1, 1), consumers=1, rate=0.6, epilogue=0.3e-6),
 )
+
+# What an H200 does (benchmarks/NOTES.md); for another Hopper the proportions are what counts.
+MACS = 3.1e12
+"""Multiply-adds a second and multiprocessor, at the power limit."""
+DRAM, L2 = 4.2e12, 10e12
+"""Bytes a second."""
+LAUNCH, EARLY_LAUNCH = 3.8e-6, 2.3e-6
+"""Seconds from the end of one kernel to the full speed of the next."""
+EARLY_COST = 0.005
+"""Of the time: what an early launch costs a kernel that fills the GPU."""
+EXCHANGE = 3e-6
+"""Seconds to leave and to add partial sums."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +232,7 @@ class Work:
 
     def options(self) -> dict[str, Any]:
         """As keyword arguments of Sm90Config."""
-        return {**vars(self.tiling), "stream_k": self.shared > 0, "early_launch": self.early_launch}
+        return {**self.tiling.options(), "stream_k": self.shared > 0, "early_launch": self.early_launch}
 
     @property
     def workspace_bytes(self) -> int:
@@ -222,13 +243,18 @@ class Work:
         return PartialSums.bytes(self.tiling.accumulators, slots)
 
 
-def candidates(size: Size, arch: Arch) -> list[Work]:
-    """Every tiling, with tiles left whole, and with those of the last wave, or of the last two, shared."""
+def candidates(size: Size, arch: Arch, plain: bool = True) -> list[Work]:
+    """Every tiling, with tiles left whole, and with those of the last wave, or of the last two, shared.
+
+    plain: whether TMA can write D, and there is no C. If not, ping-pong has too few registers.
+    """
     found = []
     for tiling in TILINGS:
-        tiles, workers = tiling.cluster_tiles(size), arch.sm_count // tiling.ctas
+        tiles, workers = tiling.cluster_tiles(size), max(1, arch.sm_count // tiling.ctas)
         last = tiles % workers
         k_tiles = ceil(size.k / tiling.tile[2])
+        if tiling.pingpong and not plain:
+            continue
         for shared in {0} if tiling.pingpong or not last else {0, last, min(last + workers, tiles)}:
             if (workers + 1) * shared * k_tiles < 2**31:  # `Schedule` counts in 32 bits
                 clusters = workers if shared else min(workers, tiles)
@@ -236,15 +262,34 @@ def candidates(size: Size, arch: Arch) -> list[Work]:
     return found
 
 
-def choose_work(size: Size, arch: Arch, **fields: Any) -> Work:
+def choose_work(size: Size, arch: Arch, plain: bool = True) -> Work:
     """The work that should take the least time."""
-    return candidates(size, arch)[0]
+    return min(candidates(size, arch, plain), key=lambda work: estimate(work, size, arch))
+
+
+def estimate(work: Work, size: Size, arch: Arch) -> float:
+    """Seconds: what the tensor cores need, or memory if that is slower, and what is done one after the other.
+
+    Whole tiles take rounds, in the last of which some workers idle; shared ones take exactly their share.
+    """
+    tiling = work.tiling
+    rows, columns, depth = tiling.tile
+    k_tiles, tiles = ceil(size.k / depth), tiling.cluster_tiles(size)
+    k_tile = rows * columns * depth / (MACS * tiling.rate)
+    rounds = ceil((tiles - work.shared) / work.clusters)
+    products = (rounds + work.shared / work.clusters) * k_tiles * k_tile
+    tails = (rounds + ceil(work.shared / work.clusters)) * tiling.epilogue + (EXCHANGE if work.shared else 0)
+    loads = 2 * depth * (rows / tiling.cluster[1] + columns / tiling.cluster[0])
+    l2 = tiles * tiling.ctas * k_tiles * loads / L2
+    operands = 2 * size.batch * (size.m * size.k + size.n * size.k + size.m * size.n)
+    busy = max(products + tails, l2, operands / DRAM)
+    return busy * (1 + EARLY_COST) + EARLY_LAUNCH if work.early_launch else busy + LAUNCH
 
 
 def shipped_sm90_configs() -> Iterator[Sm90Config]:
     """A sample of what `gemm` may compile for Hopper, chosen to reach every branch of the kernel."""
     for tiling in TILINGS:
-        options = vars(tiling)
+        options = tiling.options()
         for a_major, b_major in product(("k", "mn"), repeat=2):
             yield Sm90Config("bfloat16", "bfloat16", a_major, b_major, **options)
         yield Sm90Config("float16", "float32", bias="n", early_launch=True, **options)

@@ -127,8 +127,9 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch, work
             shared["out_align"] = TMA_ALIGNMENT
         gpu = "simulated" if plan.device_index < 0 else torch.cuda.get_device_name(plan.device_index)
         names = _name(a.dtype), _name(plan.dtype), a_layout.major, b_layout.major
-        problem = Problem(gpu, *names, size)
-        work = work or recall(problem) or choose_work(size, arch, **shared)
+        plain = shared["out_align"] == TMA_ALIGNMENT and not shared["c_align"]
+        problem = Problem(gpu, *names, plain, size)
+        work = work or recall(problem) or choose_work(size, arch, plain)
         function = compile_for(GemmSm90(Sm90Config(**shared, **work.options())), arch)
         integers = (*integers, work.clusters, work.shared)
         return replace(

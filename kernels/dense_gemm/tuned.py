@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ class Problem:
     out_dtype: str
     a_major: str
     b_major: str
+    plain: bool  # see `candidates`
     size: Size
 
     @property
     def key(self) -> str:
-        names = (self.gpu, self.ab_dtype, self.out_dtype, self.a_major, self.b_major)
-        return ", ".join(map(str, (*names, *self.size)))
+        return ", ".join(map(str, (*astuple(self)[:-1], *self.size)))
 
 
 def recall(problem: Problem) -> Work | None:

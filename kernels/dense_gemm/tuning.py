@@ -47,7 +47,7 @@ def tune(
         )
     with torch.cuda.device(chosen.device_index):
         calls = {}
-        works = candidates(chosen.problem.size, chosen.arch)
+        works = candidates(chosen.problem.size, chosen.arch, chosen.problem.plain)
         for work in _with_progress(works, "compiling", progress):
             plan = make_plan(args, work)
             calls[work] = _graph(partial(launch.run, plan, args))

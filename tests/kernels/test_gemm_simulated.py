@@ -128,8 +128,8 @@ class Problem:
         assert (self.room == 7.0).all()
         return result
 
-    def simulated(self, arch):
-        with simulator.gpu(arch):
+    def simulated(self, arch, seed=None):
+        with simulator.gpu(arch, execute=functools.partial(simulator.execute, seed=seed)):
             return self.run(compile_simulated(kernel_for(self.config), Arch.named(arch)))
 
     def exact_and_magnitude(self):
@@ -221,6 +221,25 @@ def test_no_order_of_warps_changes_the_result(seed):
         in_step = gemm(a, b, bias=bias, activation="silu")
     with simulator.gpu("sm_80", execute=functools.partial(simulator.execute, seed=seed)):
         assert torch.equal(gemm(a, b, bias=bias, activation="silu"), in_step)
+
+
+BF16 = ("bfloat16", "bfloat16")
+ROLES = {
+    "cooperative": Sm90Config(*BF16, tile=(128, 64, 64), stages=3, bias="n", c_align=16),
+    "three warpgroups": Sm90Config(*BF16, tile=(192, 64, 64), stages=2, consumers=3, cluster=(1, 2)),
+    "ping-pong": Sm90Config(*BF16, tile=(64, 64, 64), stages=3, pingpong=True, cluster=(2, 2)),
+    "stream-K": Sm90Config(*BF16, tile=(64, 64, 64), stages=2, consumers=1, stream_k=True),
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("roles", ROLES)
+def test_no_order_of_warps_and_clusters_changes_the_result(roles, seed):
+    problem = Problem(ROLES[roles], (200, 136, 330), normal)
+    result = problem.simulated("sm_90a", seed)
+    exact, _ = problem.exact_and_magnitude()
+    assert ((result.double() - exact).abs() <= problem.bound()).all()
+    assert torch.equal(result, problem.simulated("sm_90a"))
 
 
 def test_another_gpu_gets_another_kernel():
