@@ -1,4 +1,4 @@
-"""Draws the newest results of an operation, on the GPU measured last, as bars.
+"""Draws the newest results of an operation, of the kernel and the GPU measured last, as bars.
 
 From the root of the repository: python benchmarks/figures.py benchmarks/results/gemm.jsonl
 """
@@ -39,8 +39,10 @@ def draw(records: list[dict], path: Path) -> None:
 
 
 def of_one_gpu(records: list[dict]) -> list[dict]:
-    """The newest records on the GPU of the last one."""
-    return [r for r in protocol.newest(records) if r["gpu"] == records[-1]["gpu"]]
+    """The newest records of the kernel and the GPU of the last one."""
+    last = records[-1]
+    newest = protocol.newest(records)
+    return [r for r in newest if (r["gpu"], r["kernel"]) == (last["gpu"], last["kernel"])]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,6 +2,8 @@
 
     python benchmarks/gemm.py                                    the standard shapes
     python benchmarks/gemm.py --shapes 4096,4096,4096 --dtypes fp16 bf16 --layouts nn nt tn tt
+    python benchmarks/gemm.py --tune                             with our GEMM tuned as well as the peers
+    python benchmarks/gemm.py --kernel sm80                      the Ampere kernel, whatever the GPU
     python benchmarks/gemm.py --host                             host cost of a call at 64 x 64 x 64
 
 A layout names how a (M, K) and b (K, N) are stored: "n" row-major, "t" column-major, so "nt" is x @ w.T.
@@ -16,9 +18,10 @@ from collections.abc import Callable
 import torch
 
 import protocol
-from cutelab.kernels import gemm
+from cutelab.kernels import gemm, tune
+from cutelab.kernels.dense_gemm import plan
+from cutelab.kernels.dense_gemm.problem import Arguments
 
-KERNEL = "sm80"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SHAPES = (
@@ -33,6 +36,8 @@ SHAPES = (
     (512, 4096, 14336),
     (128, 8192, 8192),
     (16, 8192, 8192),
+    (3000, 3000, 3000),
+    (1111, 3333, 5560),
 )
 HOST_SHAPE = (64, 64, 64)
 TOLERANCE = 1e-2  # relative difference between two correct products rounded to bf16
@@ -50,6 +55,12 @@ def operands(
         return torch.randn(columns, rows, dtype=dtype, device="cuda").T
 
     return matrix(m, k, layout[0]), matrix(k, n, layout[1])
+
+
+def kernel_for(a: torch.Tensor, b: torch.Tensor) -> str:
+    """The kernel that our GEMM takes."""
+    made = plan.make_plan(Arguments(a, b, None, None, None, None, 1.0, 0.0, None))
+    return "sm80" if made.problem is None else "sm90"
 
 
 def candidates(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
@@ -79,13 +90,17 @@ def measure(shape: tuple[int, int, int], layout: str, dtype: str, args, where: d
     """The record of one problem: TFLOP/s, or with --host the microseconds that the host spends on a call."""
     m, n, k = shape
     config = {"m": m, "n": n, "k": k, "layout": layout}
-    calls = candidates(*operands(shape, layout, DTYPES[dtype]))
+    a, b = operands(shape, layout, DTYPES[dtype])
+    kernel = kernel_for(a, b)
+    if args.tune and kernel == "sm90":
+        tune(a, b)
+    calls = candidates(a, b)
     if args.host:
         micros = {name: s * 1e6 for name, s in protocol.host_seconds(calls, args.rounds, args.pause).items()}
-        return protocol.record("gemm_host", KERNEL, dtype, config, micros, "us", where)
+        return protocol.record("gemm_host", kernel, dtype, config, micros, "us", where)
     seconds = protocol.gpu_seconds(calls, args.rounds, args.pause)
     tflops = {name: 2 * m * n * k / s / 1e12 for name, s in seconds.items()}
-    return protocol.record("gemm", KERNEL, dtype, config, tflops, "TFLOP/s", where)
+    return protocol.record("gemm", kernel, dtype, config, tflops, "TFLOP/s", where)
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -100,6 +115,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["nt"])
+    parser.add_argument("--tune", action="store_true", help="measure our tilings of each problem first")
+    parser.add_argument("--kernel", choices=("sm80",), help="default: the best for the GPU")
     parser.add_argument("--host", action="store_true", help="host cost of a call instead of throughput")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.1, metavar="SECONDS", help="before each measurement")
@@ -110,6 +127,8 @@ def main() -> None:
     args = arguments()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gemm.py times kernels on an NVIDIA GPU, and torch sees none")
+    if args.kernel == "sm80":
+        plan.suits_sm90 = lambda *_: False  # type: ignore[assignment]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = "tf32" in args.dtypes
     shapes = args.shapes or ([HOST_SHAPE] if args.host else SHAPES)

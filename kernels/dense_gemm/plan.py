@@ -122,7 +122,7 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch, work
     integers = _integers(product, a_layout, b_layout, out_layout)
     compile_for = compile_simulated if plan.device_index < 0 else compile_kernel
     plan = replace(plan, swapped=swapped, integers=integers)
-    if _suits_sm90(a_layout, b_layout, a.dtype, product.k.size, arch):
+    if suits_sm90(a_layout, b_layout, a.dtype, product.k.size, arch):
         if out_layout.step_align == TMA_ALIGNMENT:
             shared["out_align"] = TMA_ALIGNMENT
         gpu = "simulated" if plan.device_index < 0 else torch.cuda.get_device_name(plan.device_index)
@@ -144,7 +144,7 @@ def _with_kernel(plan: Plan, args: Arguments, product: Product, arch: Arch, work
     return replace(plan, function=compile_for(GemmSm80(config), arch))
 
 
-def _suits_sm90(a: OperandLayout, b: OperandLayout, dtype: torch.dtype, k: int, arch: Arch) -> bool:
+def suits_sm90(a: OperandLayout, b: OperandLayout, dtype: torch.dtype, k: int, arch: Arch) -> bool:
     """Whether the Hopper kernel can compute it: what wgmma multiplies, from where TMA can fetch it."""
     reachable = a.step_align == b.step_align == TMA_ALIGNMENT
     return arch.name == "sm_90a" and reachable and dtype.itemsize == 2 and k > 0

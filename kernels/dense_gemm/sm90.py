@@ -315,6 +315,9 @@ class GemmSm90:
                 pass_turn(Int32(0))
         for number in cutlass.range(first, schedule.pieces(), step):
             piece = schedule.piece(number)
+            # Where the tile lies takes divisions: in a shuffle, they can't sink below the products.
+            m_tile, n_tile, batch = uniform(places.tile(piece.tile))
+            place = m_tile * (cfg.tile[0] // cfg.rows) + part, n_tile
             if cutlass.const_expr(cfg.pingpong):
                 await_turn(warpgroup)
             state = self.mainloop(ring, state, product, piece.k_tiles, acc)
@@ -328,9 +331,7 @@ class GemmSm90:
             if cutlass.const_expr(cfg.stream_k):
                 self.exchange(sums, acc, schedule, piece, places, warpgroup, thread, barrier)
             if piece.k_begin == 0:
-                m_tile, n_tile, batch = places.tile(piece.tile)
-                row = m_tile * (cfg.tile[0] // cfg.rows) + part
-                epilogue.store(acc, smem, output, sAlpha, (row, n_tile), batch, thread, barrier)
+                epilogue.store(acc, smem, output, sAlpha, place, batch, thread, barrier)
         epilogue.drain()
 
     @cute.jit
@@ -373,6 +374,13 @@ class GemmSm90:
             product.wait(1)
             ring.consumer_release(before)
         return state
+
+
+def uniform(values: tuple) -> tuple:
+    """The same values, which all lanes of a warp agree on, from a shuffle: the compiler won't move it."""
+    return tuple(
+        uniform(x) if isinstance(x, tuple) else cute.arch.make_warp_uniform(Int32(x)) for x in values
+    )
 
 
 def await_turn(warpgroup: Int32):
