@@ -11,14 +11,41 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cute.core import get_divisibility
 from cutlass.cute.nvgpu import cpasync
+
+from cutelab.copies.errors import CopyError
 
 TMA_ALIGNMENT = 16
 """Bytes that divide the address and every stride of a tensor that TMA can reach, but the one that is 1."""
 
+BOX_ALIGNMENT = 128
+"""Bytes that divide the address of a box in shared memory."""
+
 
 def extent(tile: cute.ComposedLayout) -> tuple[int, int]:
     return cute.size(tile, mode=[0]), cute.size(tile, mode=[1])
+
+
+def check_reachable(mX: cute.Tensor) -> None:
+    """Raises CopyError unless TMA can reach mX, as far as the compiler knows: `cute.assume` tells it more.
+
+    A tensor map has no room for the bits of other addresses and strides; without a word they would be lost.
+    """
+    alignment, unit = mX.iterator.alignment, TMA_ALIGNMENT * 8 // mX.element_type.width
+    if alignment % TMA_ALIGNMENT:
+        raise CopyError(
+            f"TMA reaches multiples of {TMA_ALIGNMENT} bytes, got a pointer aligned to {alignment}"
+        )
+    for mode, stride in zip(cute.flatten_to_tuple(mX.shape), cute.flatten_to_tuple(mX.stride), strict=True):
+        counts = not (isinstance(stride, int) and stride == 1) and not (isinstance(mode, int) and mode == 1)
+        known = get_divisibility(stride)
+        if counts and known % unit:
+            what = f"is {stride}" if isinstance(stride, int) else f"is only known to be a multiple of {known}"
+            raise CopyError(
+                f"TMA takes strides of {unit} elements of {mX.element_type} or multiples, but one of "
+                f"{mX.layout} {what}"
+            )
 
 
 def load_atom(
@@ -27,7 +54,15 @@ def load_atom(
     """The copy of a `tile`, a layout in shared memory, from mX; and mX as TMA coordinates.
 
     multicast: CTAs that share a tile. Each loads a slice of it, into the shared memory of all.
+    Raises CopyError if a slice would not be a multiple of 128 bytes, or TMA can't reach mX.
     """
+    check_reachable(mX)
+    size = cute.size(tile) * mX.element_type.width // 8
+    if multicast > 1 and size % (multicast * BOX_ALIGNMENT):
+        raise CopyError(
+            f"{multicast} CTAs can't share a tile of {size} bytes: each loads a slice of it, and TMA writes "
+            f"to multiples of {BOX_ALIGNMENT} bytes"
+        )
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     atom, coordinates = cpasync.make_tiled_tma_atom(op, mX, tile, extent(tile), multicast)
     return atom, coordinates
@@ -39,7 +74,9 @@ def store_atom(
     """The copy of a `tile`, a layout in shared memory, to mX; and mX as TMA coordinates.
 
     add: to what mX holds, each element atomically (PTX ISA, "cp.reduce.async.bulk.tensor").
+    Raises CopyError if TMA can't reach mX.
     """
+    check_reachable(mX)
     op = cpasync.CopyReduceBulkTensorTileS2GOp() if add else cpasync.CopyBulkTensorTileS2GOp()
     atom, coordinates = cpasync.make_tiled_tma_atom(op, mX, tile, extent(tile))
     return atom, coordinates

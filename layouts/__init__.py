@@ -9,7 +9,7 @@ from cutelab.layouts.arrays import CoordinateError, as_numpy, evaluate, same_fun
 from cutelab.layouts.banks import Access, BankReport
 from cutelab.layouts.errors import AccessError, LayoutError, SwizzleError, TileError
 from cutelab.layouts.explaining import explain
-from cutelab.layouts.fragments import accumulator_as_operand, accumulator_slices
+from cutelab.layouts.fragments import accumulator_as_operand, accumulator_rows, accumulator_slices
 from cutelab.layouts.notation import NotationError, format, parse, parse_layout
 from cutelab.layouts.solver import Solution, solve
 from cutelab.layouts.svg import Picture, PictureError
@@ -39,6 +39,7 @@ __all__ = [
     "SwizzleError",
     "TileError",
     "accumulator_as_operand",
+    "accumulator_rows",
     "accumulator_slices",
     "as_numpy",
     "bank_report",

@@ -43,6 +43,29 @@ def accumulator_as_operand(accumulator: cute.Layout) -> cute.Layout:
     return _joined(_joined(pair, halves, two), rows, k_blocks)
 
 
+def accumulator_rows(accumulator: cute.Layout) -> cute.Layout:
+    """The registers of a product as the matrix that they are to one lane: (its rows, its columns).
+
+    mma.sync: ((2,2), MMA_M, MMA_N) → ((2, MMA_M), (2, MMA_N))
+    wgmma:    ((2,2,V), MMA_M, MMA_N) → ((2, MMA_M), (2, V, MMA_N))
+
+    A lane holds two neighbouring columns of each eight, in rows eight apart; the four lanes 4 i … 4 i + 3
+    share their rows and nothing else (PTX ISA, fragments of mma.m16n8k16 and wgmma.m64nNk16).
+
+    Raises LayoutError if `accumulator` is no such fragment.
+    """
+    shape = accumulator.shape
+    if cute.rank(shape) != 3 or cute.rank(shape[0]) not in (2, 3) or shape[0][:2] != (2, 2):
+        raise LayoutError(
+            "accumulator_rows",
+            f"{accumulator} is no fragment of C",
+            nearest="((2,2), MMA_M, MMA_N) of mma.sync or ((2,2,V), MMA_M, MMA_N) of wgmma would do",
+        )
+    values, rows, columns = (cute.get(accumulator, mode=[mode]) for mode in range(3))
+    pair, halves, *eights = (cute.get(values, mode=[mode]) for mode in range(cute.rank(values)))
+    return _joined(_joined(halves, rows), _joined(pair, *eights, columns))
+
+
 def accumulator_slices(accumulator: cute.Layout, columns: int) -> cute.Layout:
     """The registers of a wgmma product, cut into slices of so many columns.
 

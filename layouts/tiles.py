@@ -48,14 +48,15 @@ def smem_tile(
     """A swizzled shared-memory layout of `shape` = (rows, columns) or (rows, columns, stages).
 
     `contiguous` is the mode (0 or 1) whose neighbours are neighbours in memory. The tile is paved with
-    atoms of eight runs of up to 128 bytes each, the shape that one ldmatrix 8x8 matrix or eight 16-byte
-    cp.async touch: swizzled, both are free of bank conflicts in either direction.
+    atoms of eight runs, the shape that one ldmatrix 8x8 matrix or eight 16-byte cp.async touch: swizzled,
+    both are free of bank conflicts in either direction. A run is 128 bytes long, or 64 or 32 where the
+    extent of the contiguous mode is no multiple of more.
     """
-    run = min(shape[contiguous], LINE_BYTES * 8 // element_bits)
-    if shape[contiguous] % run or shape[1 - contiguous] % 8 or run & (run - 1) or run * element_bits < 256:
+    run = atom_run(shape[contiguous], element_bits)
+    if shape[1 - contiguous] % 8 or run * element_bits < 256:
         raise TileError(
             f"tile {shape} can't be paved with 8 x {run} atoms: mode {contiguous}, the contiguous one, must "
-            f"be a multiple of {LINE_BYTES * 8 // element_bits}, or 32 or 64 bytes long, and the other of 8"
+            f"be a multiple of {256 // element_bits}, 32 bytes, and the other of 8"
         )
     if contiguous == 1:
         atom = cute.make_layout((8, run), stride=(run, 1))
@@ -67,6 +68,11 @@ def smem_tile(
     )
 
 
+def atom_run(extent: int, element_bits: int) -> int:
+    """Elements of a row of a swizzle atom, of a tile whose contiguous mode has `extent`: up to 128 bytes."""
+    return gcd(extent, LINE_BYTES * 8 // element_bits)
+
+
 def tma_tile(shape: tuple[int, ...], contiguous: int, element_bits: int) -> cute.ComposedLayout:
     """A tile, or a ring of them, as TMA writes and reads it and wgmma reads it: `shape` as for `smem_tile`.
 
@@ -76,7 +82,7 @@ def tma_tile(shape: tuple[int, ...], contiguous: int, element_bits: int) -> cute
     """
     order = (0, 1, 2) if contiguous == 1 else (1, 0, 2)
     layout = smem_tile(shape, contiguous, element_bits, order=order[: len(shape)])
-    row_bytes = min(shape[contiguous] * element_bits // 8, LINE_BYTES)
+    row_bytes = atom_run(shape[contiguous], element_bits) * element_bits // 8
     return cute.make_composed_layout(line_swizzle(row_bytes, 8), 0, layout.outer)
 
 

@@ -21,6 +21,63 @@ def round_to_tf32(fragment: cute.Tensor):
 
 
 @dataclass(frozen=True)
+class StagedOperand:
+    """One operand of a warp's products, loaded k-block by k-block from a ring of tiles in shared memory."""
+
+    copy: cute.TiledCopy
+    fragment: cute.Tensor  # (MMA, MMA_MN, MMA_K)
+    tXsX: cute.Tensor  # (CPY, CPY_MN, CPY_K, PIPE)
+    tXrX: cute.Tensor  # (CPY, CPY_MN, CPY_K): the registers of `fragment`, as ldmatrix fills them
+
+    @classmethod
+    def partition(cls, copy: cute.TiledCopy, fragment: cute.Tensor, sX: cute.Tensor, thread: cutlass.Int32):
+        """The share of one thread; `copy` loads `fragment` from the ring sX (BLK_MN, BLK_K, PIPE)."""
+        thr_copy = copy.get_slice(thread)
+        return cls(copy, fragment, thr_copy.partition_S(sX), thr_copy.retile(fragment))
+
+    @classmethod
+    def of_A(cls, tiled_mma: cute.TiledMma, copy: cute.TiledCopy, sA: cute.Tensor, thread: cutlass.Int32):
+        """sA: (BLK_M, BLK_K, PIPE)."""
+        tCsA = tiled_mma.get_slice(thread).partition_A(sA[None, None, 0])  # (MMA, MMA_M, MMA_K)
+        return cls.partition(copy, tiled_mma.make_fragment_A(tCsA), sA, thread)
+
+    @classmethod
+    def of_B(cls, tiled_mma: cute.TiledMma, copy: cute.TiledCopy, sB: cute.Tensor, thread: cutlass.Int32):
+        """sB: (BLK_N, BLK_K, PIPE)."""
+        tCsB = tiled_mma.get_slice(thread).partition_B(sB[None, None, 0])  # (MMA, MMA_N, MMA_K)
+        return cls.partition(copy, tiled_mma.make_fragment_B(tCsB), sB, thread)
+
+    @property
+    def k_blocks(self) -> int:
+        return cute.size(self.fragment, mode=[2])
+
+    @cute.jit
+    def load(self, k_block: cutlass.Constexpr, stage: cutlass.Int32):
+        """Shared memory → registers for one k-block of stage `stage`."""
+        cute.copy(self.copy, self.tXsX[None, None, k_block, stage], self.tXrX[None, None, k_block])
+
+
+@cute.jit
+def multiply(
+    tiled_mma: cute.TiledMma,
+    acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+    tCrA: cute.Tensor,  # (MMA, MMA_M, MMA_K)
+    tCrB: cute.Tensor,  # (MMA, MMA_N, MMA_K)
+    staged: tuple[tuple[StagedOperand, cutlass.Int32], ...],
+):
+    """acc += A·Bᵀ over all k-blocks. The `staged` operands, each with its stage, come from shared memory: k-block
+    i + 1 while the tensor cores work on i. An operand that isn't among them is in its registers already."""
+    k_blocks = cute.size(tCrB, mode=[2])
+    for operand, stage in staged:
+        operand.load(0, stage)
+    for k in cutlass.range_constexpr(k_blocks):
+        if cutlass.const_expr(k + 1 < k_blocks):
+            for operand, stage in staged:
+                operand.load(k + 1, stage)
+        cute.gemm(tiled_mma, acc, tCrA[None, None, k], tCrB[None, None, k], acc)
+
+
+@dataclass(frozen=True)
 class OperandPipeline:
     """The operands of one warp: loads k-block `i + 1` while the tensor cores work on `i`.
 

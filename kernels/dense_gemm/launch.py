@@ -47,10 +47,8 @@ def run(plan: Plan, args: Arguments) -> torch.Tensor:
         _check_no_overlap(out, args, plan)
     if plan.copies:
         return _compute_from_copies(args, plan)
-    if out is None and simulated:
-        out = torch.empty_strided(plan.shape, plan.strides, dtype=plan.dtype)
-    elif out is None:  # the way of torch's own compiled code, in a quarter of the time of torch.empty
-        out = _empty_strided_cuda(plan.shape, plan.strides, plan.dtype)
+    if out is None:
+        out = _empty(plan.shape, plan.strides, plan.dtype, simulated)
     function = plan.function
     if function is None:
         return out
@@ -58,10 +56,9 @@ def run(plan: Plan, args: Arguments) -> torch.Tensor:
         a, b = b, a
     if bias is not None:
         bias = bias.contiguous()
-    workspace = None
     partial_sums: tuple[int, ...] = ()
     if plan.workspace:
-        workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=out.device)
+        workspace = _empty((plan.workspace,), (1,), torch.uint8, simulated)  # free for what comes after
         partial_sums = workspace.data_ptr(), next(_ready)
     elif plan.workspace is not None:
         partial_sums = _NO_PARTIAL_SUMS
@@ -78,6 +75,15 @@ def run(plan: Plan, args: Arguments) -> torch.Tensor:
         0 if simulated else torch._C._cuda_getCurrentRawStream(device_index),
     )
     return out
+
+
+def _empty(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, simulated: bool
+) -> torch.Tensor:
+    """A fresh tensor, the way of torch's own compiled code: in a quarter of the time of torch.empty."""
+    if simulated:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    return _empty_strided_cuda(shape, strides, dtype)
 
 
 def _plan(args: Arguments) -> Plan:

@@ -12,10 +12,10 @@ from cutelab.kernels.dense_gemm import launch
 from cutelab.kernels.dense_gemm.config_sm90 import Work, candidates
 from cutelab.kernels.dense_gemm.plan import make_plan
 from cutelab.kernels.dense_gemm.problem import Arguments
-from cutelab.kernels.dense_gemm.tuned import remember
+from cutelab.kernels.dense_gemm.tuned import Problem, remember
 from cutelab.kernels.runtime.errors import DeviceError
 
-__all__ = ["tune"]
+__all__ = ["fastest", "tune"]
 
 ROUNDS = 7
 GRAPH_SECONDS = 2e-3  # of launches in one measurement: long beside the resolution of events
@@ -39,6 +39,14 @@ def tune(
     Raises DeviceError unless the Hopper kernel computes this product, and whatever `gemm` raises.
     """
     args = Arguments(a, b, bias, None, None, activation, 1.0, 0.0, out_dtype)
+    problem, best = fastest(args, progress)
+    remember(problem, best)
+    launch.forget_plans()
+    return best
+
+
+def fastest(args: Arguments, progress: bool = False) -> tuple[Problem, Work]:
+    """The work that takes the least time, and for which problem."""
     chosen = make_plan(args)
     if chosen.problem is None or chosen.device_index < 0:
         raise DeviceError(
@@ -55,10 +63,7 @@ def tune(
         for _ in _with_progress(range(ROUNDS), "measuring", progress):
             for work, call in calls.items():
                 seconds[work].append(_seconds(call))
-    best = min(seconds, key=lambda work: median(seconds[work]))
-    remember(chosen.problem, best)
-    launch.forget_plans()
-    return best
+    return chosen.problem, min(seconds, key=lambda work: median(seconds[work]))
 
 
 def _with_progress(items, title: str, progress: bool):

@@ -5,6 +5,7 @@ Matrices lie among NaNs, which must not arrive; what is stored goes among sevens
 
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import cutlass
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.runtime import make_fake_stream, nullptr
 from run_hopper import DTYPES, WHERE, launch_of, run
 
-from cutelab.copies import TmaLoader, load_atom, store_atom, store_tile
+from cutelab.copies import CopyError, TmaLoader, load_atom, store_atom, store_tile
 from cutelab.layouts import as_numpy, smem_tile, swizzled_tensor, tma_tile
 
 THREADS = 64
@@ -223,6 +226,49 @@ def test_instructions_of_a_load():
     assert instructions(replace(LOADS[2], prefetch=True), *arguments) == {LOADED, PREFETCHED}
 
 
+# --- What TMA can't reach
+
+
+class Unreachable:
+    """Makes a tensor map of a matrix."""
+
+    def __init__(self, atom, strides, assumed=1):
+        self.atom, self.strides, self.assumed = atom, strides, assumed
+
+    @cute.jit
+    def launch(self, x: cute.Pointer, ld: Int64, stream):
+        ld = cute.assume(ld, divby=self.assumed)
+        strides = [ld if each is None else each for each in self.strides]
+        mX = cute.make_tensor(x, cute.make_layout((40, 72, 2, 1), stride=tuple(strides)))
+        atom, _ = self.atom(mX, tma_tile((16, 32), 1, x.dtype.width))
+        self.kernel(atom).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, atom: cute.CopyAtom):
+        cpasync.prefetch_descriptor(atom)
+
+
+@pytest.mark.parametrize("atom", [load_atom, store_atom])
+@pytest.mark.parametrize(
+    ("dtype", "align", "strides", "assumed", "message"),
+    [
+        (cutlass.Float16, 16, (71, 1, 0, 0), 1, "strides of 8 elements of Float16 or multiples.* is 71"),
+        (cutlass.Float32, 16, (74, 1, 0, 0), 1, "strides of 4 elements of Float32 or multiples.* is 74"),
+        (cutlass.Float16, 16, (72, 1, 2884, 0), 1, "one of .*2884.* is 2884"),
+        (cutlass.Float16, 16, (None, 1, 0, 0), 4, "is only known to be a multiple of 4"),
+        (cutlass.Float16, 8, (72, 1, 0, 0), 1, "multiples of 16 bytes, got a pointer aligned to 8"),
+        (cutlass.Float16, 16, (None, 1, 2880, 1), 8, None),
+        (cutlass.Float32, 16, (76, 1, 0, 3), 1, None),
+    ],
+)
+def test_what_a_tensor_map_has_no_room_for_is_refused(atom, dtype, align, strides, assumed, message):
+    """A mode of size 1 may have any stride."""
+    kernel = Unreachable(atom, strides, assumed)
+    pointer = nullptr(dtype, cute.AddressSpace.gmem, assumed_align=align)
+    with pytest.raises(CopyError, match=message) if message else nullcontext():
+        cute.compile(kernel.launch, pointer, 1, make_fake_stream(), options="--gpu-arch sm_90a")
+
+
 # --- Multicast
 
 
@@ -369,6 +415,18 @@ def test_each_cta_loads_a_slice_of_its_own(cluster):
         arrived.append(there)
     for n in range(2):  # together they are the tile, once
         assert (sum(there[n].int() for there in arrived) == 1).all()
+
+
+@dataclass(frozen=True)
+class Narrow(Multicast):
+    tile = 8, 16
+
+
+@pytest.mark.parametrize("cluster", [(4, 1), (1, 4)])
+def test_slices_that_tma_cannot_write_are_refused(cluster):
+    x = torch.zeros(1).half()
+    with pytest.raises(CopyError, match=r"4 CTAs can't share a tile of 256 bytes: .* multiples of 128"):
+        run(Narrow(cluster, 1, (0,)), x, x, x, x)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS[:3])
