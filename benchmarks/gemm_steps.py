@@ -52,7 +52,7 @@ class Step:
     ) -> Callable[[], torch.Tensor]:
         """A function that computes a · bᵀ into the same tensor each time and returns it."""
         out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
-        sizes = (*out.shape, a.shape[1])
+        sizes = a.shape[0], b.shape[0], a.shape[1]
         function = compile_for(self.kernel, arch)
         pointers = a.data_ptr(), b.data_ptr(), out.data_ptr()
         strides = a.stride(0), b.stride(0), out.stride(0)
@@ -76,7 +76,7 @@ class Step:
 
     def work(self, m: int, n: int, k: int, arch: Arch) -> tuple[int, int]:
         """Clusters, and the tiles that they share: with stream-K, those of the last two waves."""
-        config = self.kernel.config
+        config = self.gemm_config()
         rows, columns = (config.tile[i] * config.cluster[i] for i in (0, 1))
         tiles = ceil(m / rows) * ceil(n / columns)
         fit = max(1, arch.sm_count // (config.cluster[0] * config.cluster[1]))
@@ -84,8 +84,14 @@ class Step:
             return fit, min(tiles % fit + fit, tiles)
         return (min(tiles, fit) if self.persistent else tiles), 0
 
+    def gemm_config(self) -> Sm90Config:
+        """That of a step of GemmSm90; a plain one has no clusters."""
+        if isinstance(self.kernel, PlainGemm):
+            raise TypeError(f"{self.name} has no clusters that share work")
+        return self.kernel.config
+
     def workspace_bytes(self, clusters: int) -> int:
-        config = self.kernel.config
+        config = self.gemm_config()
         slots = clusters * config.cluster[0] * config.cluster[1] * config.consumers
         return PartialSums.bytes(config.accumulators, slots) if config.stream_k else 0
 

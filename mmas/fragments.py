@@ -51,30 +51,58 @@ class StagedOperand:
     def k_blocks(self) -> int:
         return cute.size(self.fragment, mode=[2])
 
+    @property
+    def pieces(self) -> int:
+        """Instructions that load a k-block."""
+        return cute.size(self.tXrX, mode=[1])
+
     @cute.jit
     def load(self, k_block: cutlass.Constexpr, stage: cutlass.Int32):
         """Shared memory → registers for one k-block of stage `stage`."""
         cute.copy(self.copy, self.tXsX[None, None, k_block, stage], self.tXrX[None, None, k_block])
+
+    @cute.jit
+    def load_piece(self, index: cutlass.Constexpr, stage: cutlass.Int32):
+        """One instruction's part of a k-block; `index` counts these, one k-block after the other."""
+        k_block, piece = index // self.pieces, index % self.pieces
+        cute.copy(self.copy, self.tXsX[None, piece, k_block, stage], self.tXrX[None, piece, k_block])
 
 
 @cute.jit
 def multiply(
     tiled_mma: cute.TiledMma,
     acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
-    tCrA: cute.Tensor,  # (MMA, MMA_M, MMA_K)
-    tCrB: cute.Tensor,  # (MMA, MMA_N, MMA_K)
-    staged: tuple[tuple[StagedOperand, cutlass.Int32], ...],
+    A: StagedOperand | cute.Tensor,  # (MMA, MMA_M, MMA_K) where it is a tensor: in registers already
+    B: StagedOperand,
+    a_stage: cutlass.Int32,
+    b_stage: cutlass.Int32,
+    ahead: cutlass.Constexpr = 2,
 ):
-    """acc += A·Bᵀ over all k-blocks. The `staged` operands, each with its stage, come from shared memory: k-block
-    i + 1 while the tensor cores work on i. An operand that isn't among them is in its registers already."""
-    k_blocks = cute.size(tCrB, mode=[2])
-    for operand, stage in staged:
-        operand.load(0, stage)
-    for k in cutlass.range_constexpr(k_blocks):
-        if cutlass.const_expr(k + 1 < k_blocks):
-            for operand, stage in staged:
-                operand.load(k + 1, stage)
-        cute.gemm(tiled_mma, acc, tCrA[None, None, k], tCrB[None, None, k], acc)
+    """acc += A·Bᵀ over all k-blocks of a stage, with few registers for the operands.
+
+    B is loaded piece by piece, `ahead` pieces before the products that need them, and A a k-block at a time:
+    k-block i + 1 as the last pieces of B of i are multiplied.
+    """
+    pieces, k_blocks = B.pieces, B.k_blocks
+    atoms = cute.make_layout(cute.size(acc, mode=[2]) // pieces)
+    acc = cute.logical_divide(acc, (None, None, atoms))  # (MMA, MMA_M, (atoms of a piece, pieces))
+    tCrB = cute.logical_divide(B.fragment, (None, atoms, None))  # (MMA, (atoms of a piece, pieces), MMA_K)
+    staged = isinstance(A, StagedOperand)
+    tCrA = A.fragment if cutlass.const_expr(staged) else A
+    if cutlass.const_expr(staged):
+        A.load(0, a_stage)
+    for index in cutlass.range_constexpr(min(ahead, pieces * k_blocks)):
+        B.load_piece(index, b_stage)
+    for index in cutlass.range_constexpr(pieces * k_blocks):
+        k_block, piece = index // pieces, index % pieces
+        if cutlass.const_expr(index + ahead < pieces * k_blocks):
+            B.load_piece(index + ahead, b_stage)
+        if cutlass.const_expr(staged and piece == max(pieces - ahead, 0) and k_block + 1 < k_blocks):
+            A.load(k_block + 1, a_stage)
+        part = acc[None, None, (None, piece)]  # (MMA, MMA_M, atoms of a piece)
+        cute.gemm(
+            tiled_mma, part, tCrA[None, None, k_block], tCrB[None, (None, piece), k_block], part
+        )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cute.arch import inline_ptx
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cutelab.mmas.errors import MmaError
@@ -20,11 +21,16 @@ MMA_ROWS = 64
 
 
 def warpgroup_mma(
-    dtype: type[cutlass.Numeric], columns: int, a_major: str = "k", b_major: str = "k"
+    dtype: type[cutlass.Numeric],
+    columns: int,
+    a_major: str = "k",
+    b_major: str = "k",
+    a_in_registers: bool = False,
 ) -> cute.TiledMma:
     """The 64 x `columns` product of one warpgroup, accumulating in fp32.
 
     a_major, b_major: "k" if the operand is contiguous along K in shared memory, else "mn".
+    a_in_registers: A comes from the registers of the warpgroup, laid out as an accumulator is.
     Raises MmaError where there is no such instruction.
     """
     if dtype not in (cutlass.Float16, cutlass.BFloat16):
@@ -40,7 +46,7 @@ def warpgroup_mma(
         dtype,
         cutlass.Float32,
         (MMA_ROWS, columns, 16),
-        warpgroup.OperandSource.SMEM,
+        warpgroup.OperandSource.RMEM if a_in_registers else warpgroup.OperandSource.SMEM,
         majors[a_major],
         majors[b_major],
     )
@@ -51,41 +57,56 @@ def warpgroup_mma(
 class StagedProduct:
     """acc += A·Bᵀ for one stage of a ring of operand tiles in shared memory, by one warpgroup.
 
-    The fragments are descriptors, not data: the tensor cores read shared memory themselves.
+    The fragments are descriptors, not data: the tensor cores read shared memory themselves. A may also be the
+    same for all stages, or in registers: then `start` gets it.
     """
 
     tiled_mma: cute.TiledMma
-    tCrA: cute.Tensor  # (MMA, MMA_M, MMA_K, PIPE) descriptors
+    tCrA: cute.Tensor | None  # (MMA, MMA_M, MMA_K, PIPE) descriptors
     tCrB: cute.Tensor  # (MMA, MMA_N, MMA_K, PIPE) descriptors
 
     @classmethod
     def partition(
         cls,
         tiled_mma: cute.TiledMma,
-        sA: cute.Tensor,  # (rows, BLK_K, PIPE): the warpgroup's rows of A
+        sA: cute.Tensor | None,  # (rows, BLK_K, PIPE): the warpgroup's rows of A
         sB: cute.Tensor,  # (BLK_N, BLK_K, PIPE)
     ):
         thr_mma = tiled_mma.get_slice(0)  # descriptors are the same for all threads
-        return cls(
-            tiled_mma,
-            tiled_mma.make_fragment_A(thr_mma.partition_A(sA)),
-            tiled_mma.make_fragment_B(thr_mma.partition_B(sB)),
-        )
+        tCrA = None if sA is None else tiled_mma.make_fragment_A(thr_mma.partition_A(sA))
+        return cls(tiled_mma, tCrA, tiled_mma.make_fragment_B(thr_mma.partition_B(sB)))
 
     @cute.jit
-    def start(self, stage: Int32, acc: cute.Tensor, first: cutlass.Constexpr = False):
-        """Starts the products of a stage, as one group.
-
-        acc: (MMA, MMA_M, MMA_N); overwritten, not added to, in the `first` stage.
-        """
+    def start(
+        self,
+        stage: Int32,
+        acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+        first: cutlass.Constexpr = False,
+        tCrA: cute.Tensor | None = None,  # (MMA, MMA_M, MMA_K): A, where it doesn't come in stages
+    ):
+        """Starts the products of a stage, as one group. acc is overwritten, not added to, in the `first`."""
+        a = tCrA if cutlass.const_expr(self.tCrA is None) else self.tCrA[None, None, None, stage]
+        if cutlass.const_expr(self.tiled_mma.op.a_src == warpgroup.OperandSource.RMEM):
+            pin(a)
+        # An object of its own: whether it accumulates is traced state, which may not outlive a branch.
+        mma = cute.make_tiled_mma(self.tiled_mma.op)
         warpgroup.fence()
-        for k in cutlass.range_constexpr(cute.size(self.tCrA, mode=[2])):
-            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, not first or k > 0)
-            cute.gemm(
-                self.tiled_mma, acc, self.tCrA[None, None, k, stage], self.tCrB[None, None, k, stage], acc
-            )
+        for k in cutlass.range_constexpr(cute.size(self.tCrB, mode=[2])):
+            mma.set(warpgroup.Field.ACCUMULATE, not first or k > 0)
+            cute.gemm(mma, acc, a[None, None, k], self.tCrB[None, None, k, stage], acc)
         warpgroup.commit_group()
 
     def wait(self, groups: int):
         """Waits until at most the `groups` newest groups of the warpgroup are still at work."""
         warpgroup.wait_group(groups)
+
+
+@cute.jit
+def pin(fragment: cute.Tensor):
+    """Keeps what computes the registers of a fragment in front of a fence that follows.
+
+    To the compiler wgmma.fence has nothing to do with registers, so it may move arithmetic behind it.
+    """
+    words = cute.recast_tensor(fragment, Int32)
+    for i in cutlass.range_constexpr(cute.size(words)):
+        words[i] = inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[words[i]])

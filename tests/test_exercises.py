@@ -124,6 +124,53 @@ ANSWERS = {
         ),
         ("def masks(m, n, M, N): return 1, 1", r"CTA \(0, 0\) of 2 × 1: its B would go to \[\(0, 0\)\], not"),
     ],
+    ("07_wgmma_and_a_hopper_gemm", 1): [
+        ("def descriptor(address, k): return address // 16 + 2 * k | 512 // 16 << 32 | 2 << 62", "right"),
+        (
+            "def descriptor(address, k): return address // 16 + 2 * k | 1 << 16 | 512 // 16 << 32 | 2 << 62",
+            "right",
+        ),
+        (
+            "def descriptor(address, k): return address // 16 + 2 * k | 1024 // 16 << 32 | 2 << 62",
+            "A, k = 0: stride is 1024, but in the run 512",
+        ),
+        (
+            "def descriptor(address, k): return address // 16 | 512 // 16 << 32 | 2 << 62",
+            r"A, k = 1: address is 1024, but in the run 1056",
+        ),
+        (
+            "def descriptor(address, k): return address // 16 + 2 * k | 512 // 16 << 32 | 1 << 62",
+            "row is 128, but in the run 64",
+        ),
+        ("def descriptor(address, k): return address + 32 * k | 512 << 32 | 2 << 62", "address is 16384"),
+        ("def descriptor(address, k): return 1 << 15", "bits 0x8000 belong to no field"),
+        ("def descriptor(address, k): return address / 16", "an integer of 64 bits; got 64.0"),
+    ],
+    ("07_wgmma_and_a_hopper_gemm", 2): [
+        (
+            "def owner(row, column): return row // 16 * 32 + row % 8 * 4 + column % 8 // 2, "
+            "column // 8 * 4 + row % 16 // 8 * 2 + column % 2",
+            "right",
+        ),
+        (
+            "def owner(row, column): return row // 16 * 32 + row % 8 * 4 + column % 8 // 2, "
+            "column // 8 * 4 + column % 2",
+            r"\(8, 0\) is in register 2 of thread 0, not in 0 of 0",
+        ),
+        (
+            "def owner(row, column): return row // 16 * 32 + row % 8 * 4 + column // 2, column % 2",
+            r"\(0, 8\) is in register 4 of thread 0",
+        ),
+    ],
+    ("07_wgmma_and_a_hopper_gemm", 3): [
+        ("registers, columns_at_most = 232, 192", "right"),
+        ("registers, columns_at_most = 240, 192", "are 66560, more than 65536"),
+        ("registers, columns_at_most = 224, 192", "8 more for each thread would be 64512"),
+        ("registers, columns_at_most = 236, 192", "a multiple of 8; got 236"),
+        ("registers, columns_at_most = 232, 256", "would keep 256 accumulators, and has 232 registers"),
+        ("registers, columns_at_most = 232, 128", "columns: 192 would do"),
+        ("registers, columns_at_most = 232, 200", "a multiple of 64; got 200"),
+    ],
 }
 
 

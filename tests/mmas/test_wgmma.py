@@ -33,6 +33,7 @@ class Product:
     row_blocks: int = 1
     depth: int = 32
     first: bool = True
+    in_registers: bool = False  # A
 
     @property
     def rows(self):
@@ -61,15 +62,28 @@ class Product:
             stages.append(sX)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
-        mma = warpgroup_mma(mA.element_type, self.columns, *self.majors)
+        mma = warpgroup_mma(mA.element_type, self.columns, *self.majors, self.in_registers)
+        tCrA = None, None
+        if cutlass.const_expr(self.in_registers):
+            stages[0], tCrA = (
+                None,
+                [self.fragment(mma, mA[None, None, stage], thread) for stage in range(STAGES)],
+            )
         products = StagedProduct.partition(mma, *stages)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((self.rows, self.columns)), Float32)
         acc.fill(float("nan") if cutlass.const_expr(self.first) else 1.0)
-        products.start(Int32(0), acc, self.first)
-        products.start(Int32(1), acc)
+        products.start(Int32(0), acc, self.first, tCrA[0])
+        products.start(Int32(1), acc, False, tCrA[1])
         products.wait(0)
         tCgD = mma.get_slice(thread).partition_C(mD)
         cute.autovec_copy(acc, tCgD)
+
+    def fragment(self, mma: cute.TiledMma, mA: cute.Tensor, thread: Int32) -> cute.Tensor:
+        """One stage of A in registers, (MMA, MMA_M, MMA_K)."""
+        tCgA = mma.get_slice(thread).partition_A(mA)
+        tCrA = cute.make_rmem_tensor(tCgA.shape, mA.element_type)
+        cute.autovec_copy(tCgA, tCrA)
+        return tCrA
 
 
 def integers(*shape, dtype):
@@ -85,8 +99,9 @@ def operands(case):
 
 
 def name(case):
-    across, down = case.columns, case.row_blocks
-    return f"{str(case.dtype)[6:]}-{'-'.join(case.majors)}-{down}x64x{across}x{case.depth}"
+    source = "registers-" if case.in_registers else ""
+    kind = f"{source}{str(case.dtype)[6:]}-{'-'.join(case.majors)}"
+    return f"{kind}-{case.row_blocks}x64x{case.columns}x{case.depth}"
 
 
 EVERY = list(product(MAJORS, repeat=2))
@@ -95,6 +110,8 @@ PRODUCTS = [
     *(Product(torch.bfloat16, n, majors) for majors in EVERY for n in (16, 128)),
     *(Product(torch.float16, n, majors, row_blocks=2) for majors in EVERY for n in (16, 128)),
     *(Product(torch.bfloat16, 64, majors, depth=depth) for majors in EVERY[::3] for depth in (16, 64)),
+    *(Product(torch.float16, n, majors, in_registers=True) for majors in EVERY[:2] for n in (16, 64, 256)),
+    Product(torch.bfloat16, 128, ("k", "mn"), row_blocks=2, depth=64, in_registers=True),
 ]
 
 
@@ -122,7 +139,7 @@ def test_in_every_order_of_warps(seed):
     assert torch.equal(d, torch.einsum("skn,skm->nm", b.float(), a.float()))
 
 
-@pytest.mark.parametrize("case", [PRODUCTS[2], PRODUCTS[-1]], ids=name)
+@pytest.mark.parametrize("case", [PRODUCTS[2], PRODUCTS[41]], ids=name)
 def test_instructions(case):
     ptx = launch_of(case, *operands(case)).ptx
     lines = [line.strip() for line in ptx.splitlines() if line.strip().startswith("wgmma")]
