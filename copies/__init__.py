@@ -4,6 +4,8 @@ from cutelab.copies.cp_async import CpAsyncRing, cp_async
 from cutelab.copies.errors import CopyError
 from cutelab.copies.matrix import operand_atom, operand_copies, stmatrix_copy
 from cutelab.copies.pipeline import TmaRing
+from cutelab.copies.registers import opaque
+from cutelab.copies.rows import RowLoader
 from cutelab.copies.tma import TMA_ALIGNMENT, TmaLoader, load_atom, store_atom, store_tile
 from cutelab.copies.vectorized import TileLoader, copy_atom, copy_or_zero, tile_copy
 
@@ -11,6 +13,7 @@ __all__ = [
     "TMA_ALIGNMENT",
     "CopyError",
     "CpAsyncRing",
+    "RowLoader",
     "TileLoader",
     "TmaLoader",
     "TmaRing",
@@ -18,6 +21,7 @@ __all__ = [
     "copy_or_zero",
     "cp_async",
     "load_atom",
+    "opaque",
     "operand_atom",
     "operand_copies",
     "stmatrix_copy",

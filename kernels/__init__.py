@@ -1,5 +1,7 @@
 """Kernels that PyTorch calls.
 
+flash_attention     attention of one or many heads, any sequence lengths, without a matrix of scores
+flash_attention_varlen  the same for sequences of different lengths, one after the other
 gemm                matrix product with batch broadcasting and a fused epilogue
 tune                measures how a product is computed fastest on this GPU; `gemm` then does so
 Linear              torch.nn.Linear on `gemm`
@@ -13,9 +15,21 @@ DeviceError         tensors on different devices, or on one that no kernel runs 
 ConfigError         a kernel configuration that is illegal, or too large for the chip
 """
 
+from cutelab.kernels.attention.op import flash_attention, flash_attention_varlen
 from cutelab.kernels.dense_gemm.op import gemm
 from cutelab.kernels.dense_gemm.tuning import tune
 from cutelab.kernels.linear import Linear
 from cutelab.kernels.runtime.errors import ConfigError, DeviceError, DtypeError, LayoutError, ShapeError
 
-__all__ = ["ConfigError", "DeviceError", "DtypeError", "LayoutError", "Linear", "ShapeError", "gemm", "tune"]
+__all__ = [
+    "ConfigError",
+    "DeviceError",
+    "DtypeError",
+    "LayoutError",
+    "Linear",
+    "ShapeError",
+    "flash_attention",
+    "flash_attention_varlen",
+    "gemm",
+    "tune",
+]

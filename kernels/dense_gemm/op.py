@@ -13,22 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
-from torch._C import (  # type: ignore[attr-defined]
-    _get_tracing_state,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from cutelab.kernels.dense_gemm.launch import compute
 from cutelab.kernels.dense_gemm.problem import Arguments, check_types, infer_output
+from cutelab.kernels.runtime.dispatch import has_tangent, may_bypass_dispatcher
 
 __all__ = ["gemm"]
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 # The activations whose gradient needs their input, which a fused kernel does not store.
 _SMOOTH_ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -70,7 +62,7 @@ def gemm(
     if beta is None:
         beta = 0.0 if c is None else 1.0
     args = Arguments(a, b, bias, c, out, activation, alpha, beta, out_dtype)
-    if torch.compiler.is_compiling() or not _may_bypass_dispatcher(a, b, bias, c, out):
+    if torch.compiler.is_compiling() or not may_bypass_dispatcher(a, b, bias, c, out):
         return _dispatch(args)
     result = compute(args)
     if out is not None:
@@ -78,35 +70,12 @@ def gemm(
     return result
 
 
-def _may_bypass_dispatcher(*tensors: torch.Tensor | None) -> bool:
-    """Whether nothing that torch does between the call of an operator and its kernel matters here.
-
-    That is: no gradient, no mode, transform, tracer or forward-mode level, no subclass, no meta tensor, no
-    lazy negation.
-    """
-    grad_enabled = is_grad_enabled()
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in _PLAIN_TYPES or tensor.is_meta or tensor.is_neg():
-            return False
-        if grad_enabled and tensor.requires_grad:
-            return False
-    return (
-        _len_torch_dispatch_stack() == 0
-        and _len_torch_function_stack() == 0
-        and peek_interpreter_stack() is None
-        and _get_tracing_state() is None
-        and forward_ad._current_level < 0
-    )
-
-
 def _dispatch(args: Arguments) -> torch.Tensor:
     """The result by way of torch's dispatcher."""
     check_types(args)
     a, b, bias, c, out, activation, alpha, beta, out_dtype = args
     inputs = [tensor for tensor in (a, b, bias, c) if tensor is not None]
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+    if has_tangent(*inputs):
         raise NotImplementedError("gemm has no forward-mode derivative; torch.matmul has")
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     if out is not None:

@@ -22,8 +22,8 @@ from cutelab.kernels.dense_gemm.sm90 import GemmSm90
 from cutelab.kernels.dense_gemm.tuned import Problem, recall
 from cutelab.kernels.runtime.arch import Arch
 from cutelab.kernels.runtime.compile import compile_kernel
-from cutelab.kernels.runtime.errors import DeviceError, LayoutError, ShapeError
-from cutelab.kernels.runtime.simulated import compile_simulated, simulated_arch
+from cutelab.kernels.runtime.errors import LayoutError, ShapeError
+from cutelab.kernels.runtime.simulated import arch_of, compile_simulated
 
 __all__ = ["Plan", "make_plan", "simulates_another"]
 
@@ -175,15 +175,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _arch_of(tensor: torch.Tensor) -> Arch:
-    if tensor.device.type == "cpu" and (arch := simulated_arch()):
-        return arch
-    if tensor.device.type != "cuda":
-        raise DeviceError(
-            f"gemm runs on CUDA devices of compute capability 8.0 or newer; got {tensor.device.type}: "
-            "move the operands there with .cuda(), use torch.matmul, or run the kernel on the CPU within "
-            "`with cutelab.simulator.gpu('sm_90a'):`"
-        )
-    return Arch.of(tensor.device)
+    return arch_of(tensor, "gemm", "torch.matmul")
 
 
 def _check_extents(shape: Sequence[int], k: int) -> None:

@@ -90,7 +90,9 @@ def test_generated_code_for_hopper(config):
     assert artifacts.ptx.count(f"wgmma.mma_async.sync.aligned.m64n{config.tile[1]}k16") == products
     assert artifacts.ptx.count("wgmma.mma_async") == products
     assert count(kernel.instructions, "HGMMA") == products
-    assert count(kernel.instructions, "WARPGROUP", "DEPBAR") == 2  # more, if the compiler had to serialise them
+    assert (
+        count(kernel.instructions, "WARPGROUP", "DEPBAR") == 2
+    )  # more, if the compiler had to serialise them
     multicast, all_loads = (count(kernel.instructions, "UTMALDG", *how) for how in (("MULTICAST",), ()))
     assert all_loads > multicast and (multicast > 0) == (config.cluster != (1, 1))
     assert (count(kernel.instructions, "UTMASTG") > 0) == (config.out_align == 16)
