@@ -1,6 +1,7 @@
 """Tiles of whole rows, from a matrix whose rows are contiguous: what attention loads of q, k and v."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -60,8 +61,8 @@ class RowLoader:
         return (begin >= first) & (begin + self.height <= end)
 
     @cute.jit
-    def load(self, tile: Int32, stage: Int32, bounds: tuple[Int32, Int32] | None = None):
-        """Starts copying a tile. Rows outside of `bounds` = (first, end) become zeros; None: all are inside."""
+    def load(self, tile: Int32, stage: Int32, bounds: Any = None):
+        """Starts copying a tile. Rows outside of `bounds` = (first, end) become zeros; None: none is."""
         if cutlass.const_expr(bounds is None):
             self.copy(tile, stage, None)
         else:
@@ -69,7 +70,7 @@ class RowLoader:
             self.copy(tile, stage, (bounds[0] - begin, bounds[1] - begin))
 
     @cute.jit
-    def copy(self, tile: Int32, stage: Int32, bounds: tuple[Int32, Int32] | None):
+    def copy(self, tile: Int32, stage: Int32, bounds: Any):
         """Issues the copies of a tile; `bounds` are relative to it, None if all of its rows are wanted."""
         tXgX, tXsX = self.tXgX[None, None, None, tile], self.tXsX[None, None, None, stage]
         shape = (self.height, self.width) if self.contiguous == 1 else (self.width, self.height)
@@ -84,7 +85,7 @@ class RowLoader:
                 copy_or_zero(self.tiled_copy, tXgX[row], tXsX[row], self.wanted(tXcX[row], bounds))
 
     @cute.jit
-    def wanted(self, tXcX: cute.Tensor, bounds: tuple[Int32, Int32] | None) -> cute.Tensor:
+    def wanted(self, tXcX: cute.Tensor, bounds: Any) -> cute.Tensor:
         """Which vectors of a row to copy: (1, vectors). tXcX: (CPY, vectors)."""
         pred = cute.make_rmem_tensor((1, tXcX.shape[1]), cutlass.Boolean)
         for j in cutlass.range_constexpr(tXcX.shape[1]):

@@ -1,6 +1,7 @@
 """Fragments: the registers that feed the tensor cores, and the pipeline that keeps them full."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -88,7 +89,7 @@ def multiply(
     acc = cute.logical_divide(acc, (None, None, atoms))  # (MMA, MMA_M, (atoms of a piece, pieces))
     tCrB = cute.logical_divide(B.fragment, (None, atoms, None))  # (MMA, (atoms of a piece, pieces), MMA_K)
     staged = isinstance(A, StagedOperand)
-    tCrA = A.fragment if cutlass.const_expr(staged) else A
+    tCrA: Any = A.fragment if cutlass.const_expr(staged) else A
     if cutlass.const_expr(staged):
         A.load(0, a_stage)
     for index in cutlass.range_constexpr(min(ahead, pieces * k_blocks)):
@@ -100,9 +101,7 @@ def multiply(
         if cutlass.const_expr(staged and piece == max(pieces - ahead, 0) and k_block + 1 < k_blocks):
             A.load(k_block + 1, a_stage)
         part = acc[None, None, (None, piece)]  # (MMA, MMA_M, atoms of a piece)
-        cute.gemm(
-            tiled_mma, part, tCrA[None, None, k_block], tCrB[None, (None, piece), k_block], part
-        )
+        cute.gemm(tiled_mma, part, tCrA[None, None, k_block], tCrB[None, (None, piece), k_block], part)
 
 
 @dataclass(frozen=True)

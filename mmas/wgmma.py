@@ -7,6 +7,7 @@ many of the newest groups are still at work (PTX ISA, "Asynchronous warpgroup le
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -62,7 +63,7 @@ class StagedProduct:
     """
 
     tiled_mma: cute.TiledMma
-    tCrA: cute.Tensor | None  # (MMA, MMA_M, MMA_K, PIPE) descriptors
+    tCrA: Any  # (MMA, MMA_M, MMA_K, PIPE) descriptors, or None
     tCrB: cute.Tensor  # (MMA, MMA_N, MMA_K, PIPE) descriptors
 
     @classmethod
@@ -82,7 +83,7 @@ class StagedProduct:
         stage: Int32,
         acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
         first: cutlass.Constexpr = False,
-        tCrA: cute.Tensor | None = None,  # (MMA, MMA_M, MMA_K): A, where it doesn't come in stages
+        tCrA: Any = None,  # (MMA, MMA_M, MMA_K): A, where it doesn't come in stages
     ):
         """Starts the products of a stage, as one group. acc is overwritten, not added to, in the `first`."""
         a = tCrA if cutlass.const_expr(self.tCrA is None) else self.tCrA[None, None, None, stage]

@@ -1,4 +1,4 @@
-"""Which keys a query sees, which blocks of keys a tile of queries therefore needs, and the order of the tiles.
+"""Which keys a query sees, which blocks of keys a tile of queries needs for that, and the order of the tiles.
 
 The objects are the same for every attention kernel: they know nothing of threads, copies or tensor cores.
 """
@@ -13,7 +13,8 @@ from cutlass import Int32
 class KeyBlocks:
     """The blocks of `width` keys that a tile of queries needs, from `begin` to `end`.
 
-    Every query of the tile sees every key of the blocks from `inner_begin` to `inner_end`: these need no mask.
+    Every query of the tile sees every key of the blocks from `inner_begin` to `inner_end`: these need no
+    mask.
     keys: (first, end) of the keys that any of the queries sees. What lies outside need not be memory.
     """
 
@@ -90,7 +91,8 @@ class LongestFirst:
     its keys and values in L2, where all tiles of a head share them. The grid is one-dimensional: any number
     of heads and sequences fits.
 
-    tiles: of a sequence; heads: of queries; sequences: in the batch; group: heads, counted over all sequences.
+    tiles: of a sequence; heads: of queries; sequences: in the batch; group: heads, counted over all
+    sequences.
     """
 
     tiles: Int32

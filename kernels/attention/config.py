@@ -183,7 +183,17 @@ def shipped_configs(arch: Arch) -> Iterator[ForwardConfig]:
             yield base
             yield replace(base, dtype="float16", right=True)
             yield replace(base, left=True, right=True, varlen=True, scores="capped")
-    for dims in ((8, 8), (32, 32), (72, 72), (96, 96), (80, 112), (192, 128), (64, 128), (40, 256), (136, 136)):
+    for dims in (
+        (8, 8),
+        (32, 32),
+        (72, 72),
+        (96, 96),
+        (80, 112),
+        (192, 128),
+        (64, 128),
+        (40, 256),
+        (136, 136),
+    ):
         for tiling in tilings(*dims, arch):
             yield ForwardConfig("bfloat16", *dims, right=True, **tiling.options())
     for tiling in tilings(64, 64, arch):

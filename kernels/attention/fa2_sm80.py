@@ -1,8 +1,8 @@
 """FlashAttention-2, forward: cp.async, swizzled shared memory, ldmatrix, mma.sync. Runs on sm_80 and newer.
 
-Read it after `layouts/tiles.py`, `layouts/fragments.py`, `copies/rows.py` and `mmas/fragments.py`, whose parts
-it puts together, and beside `softmax.py`, `blocks.py` and `mask.py`, which know nothing of this hardware.
-The algorithm is Dao's (FlashAttention-2, 2023).
+Read it after `layouts/tiles.py`, `layouts/fragments.py`, `copies/rows.py` and `mmas/fragments.py`, whose
+parts it puts together, and beside `softmax.py`, `blocks.py` and `mask.py`, which know nothing of this
+hardware. The algorithm is Dao's (FlashAttention-2, 2023).
 """
 
 import cutlass
@@ -25,12 +25,12 @@ from cutelab.mmas import StagedOperand, multiply, tiled_mma
 class FlashAttention2Forward:
     """O = softmax(scale · Q·Kᵀ + mask)·V for one tile of queries of one head in each block.
 
-    Roles: all warps do everything. A warp owns whole rows of the tile: it computes their scores, their softmax
-    and their part of the output, and never asks another warp. All share the copies of q, k and v.
+    Roles: all warps do everything. A warp owns whole rows of the tile: it computes their scores, their
+    softmax and their part of the output, and never asks another warp. All share the copies of q, k and v.
 
-    Pipelines: the blocks of keys come in order from the last to the first: the diagonal, with its mask, first.
-    Blocks of k and v take turns in a ring of cp.async groups, k₀ v₀ k₁ v₁ …, of which 2 · stages - 1 are in
-    flight; q comes with k₀. A wait and a barrier stand before each product.
+    Pipelines: the blocks of keys come in order from the last to the first: the diagonal, with its mask,
+    first. Blocks of k and v take turns in a ring of cp.async groups, k₀ v₀ k₁ v₁ …, of which 2 · stages - 1
+    are in flight; q comes with k₀. A wait and a barrier stand before each product.
 
         cp.async  v of block j + S - 1     k of block j + S
         ldmatrix  q, k of block j                             v of block j
@@ -43,10 +43,10 @@ class FlashAttention2Forward:
     Only blocks that some query of the tile does not see whole pay for the mask, and for comparisons in their
     copies. The blocks that no query sees are not loaded at all.
 
-    Shared memory: [ q: (BLK_M, D) | k: stages × (BLK_N, D) | v: stages × (Dv, BLK_N) ], overwritten at the end by
-    [ output: (BLK_M, Dv) ]; D and Dv padded. Registers: the output, BLK_M · Dv / threads, and the scores,
-    BLK_M · BLK_N / threads, which become P, and P the A operand of the second product, where they are; q where it
-    stays in registers, else two k-blocks of it.
+    Shared memory: [ q: (BLK_M, D) | k: stages × (BLK_N, D) | v: stages × (Dv, BLK_N) ], overwritten at the
+    end by [ output: (BLK_M, Dv) ]; D and Dv padded. Registers: the output, BLK_M · Dv / threads, and the
+    scores, BLK_M · BLK_N / threads, which become P, and P the A operand of the second product, where they
+    are; q where it stays in registers, else two k-blocks of it.
     """
 
     def __init__(self, config: ForwardConfig):
@@ -172,7 +172,7 @@ class FlashAttention2Forward:
         scale: Float32,
         factor: Float32,
     ) -> tuple[cute.Tensor, Softmax]:
-        """The tile of queries of that number: its output (MMA, MMA_M, MMA_N), still to be divided by the sums."""
+        """The tile of that number: its output (MMA, MMA_M, MMA_N), still to be divided by the sums."""
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         sQ, sK, sV = self.smem_tensors(smem)  # (BLK_M, D, 1), (BLK_N, D, PIPE), (Dv, BLK_N, PIPE)
@@ -275,7 +275,9 @@ class FlashAttention2Forward:
             before = cutlass.select_(stage == 0, Int32(cfg.stages - 1), stage - 1)
             self.copy_block(load_v, blocks, block - (cfg.stages - 1), before)
             scores.fill(0.0)
-            multiply(mma, scores, q.fragment if cutlass.const_expr(cfg.q_in_registers) else q, k, Int32(0), stage)
+            multiply(
+                mma, scores, q.fragment if cutlass.const_expr(cfg.q_in_registers) else q, k, Int32(0), stage
+            )
             self.wait()
             self.copy_block(load_k, blocks, block - cfg.stages, stage)
             modify(scores, cfg.scores, factor)
@@ -302,13 +304,13 @@ class FlashAttention2Forward:
             inside = loader.is_inside(block, blocks.keys)
             for _ in cutlass.range(turns(inside), unroll=1):
                 loader.load(block, stage)
-            for _ in cutlass.range(turns(inside == False), unroll=1):
+            for _ in cutlass.range(turns(~inside), unroll=1):
                 loader.load(block, stage, blocks.keys)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
     def wait(self):
-        """Waits for the oldest group of copies, in all threads, which then are also done with the last product."""
+        """Waits for the oldest copies, in all threads, which then are also done with the last product."""
         cute.arch.cp_async_wait_group(2 * self.config.stages - 2)
         cute.arch.sync_threads()
 

@@ -59,9 +59,13 @@ def run(plan: Plan, args: Arguments, with_lse: bool) -> tuple[torch.Tensor, torc
     return out, lse
 
 
-def _allocate(empty: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _allocate(
+    empty: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     """The way of torch's own compiled code, in a quarter of the time of torch.empty."""
-    return empty(shape, strides, dtype=dtype) if empty is torch.empty_strided else empty(shape, strides, dtype)
+    return (
+        empty(shape, strides, dtype=dtype) if empty is torch.empty_strided else empty(shape, strides, dtype)
+    )
 
 
 def _plan(args: Arguments) -> Plan:

@@ -34,22 +34,22 @@ def flash_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · q·kᵀ + mask) · v for each head, accumulated in float32.
 
-    q: (B, Sq, Hq, D); k: (B, Sk, Hk, D); v: (B, Sk, Hk, Dv), float16 or bfloat16. Hq is a multiple of Hk: Hq / Hk
-        neighbouring heads of q share one of k and v. D and Dv are multiples of 8 up to 256. The last dim has
-        stride 1; other strides are free. Where they or the address are no multiples of 16 bytes, a copy is
-        made first.
+    q: (B, Sq, Hq, D); k: (B, Sk, Hk, D); v: (B, Sk, Hk, Dv), float16 or bfloat16. Hq is a multiple of Hk: Hq
+        / Hk neighbouring heads of q share one of k and v. D and Dv are multiples of 8 up to 256. The last dim
+        has stride 1; other strides are free. Where they or the address are no multiples of 16 bytes, a copy
+        is made first.
     causal: query i sees key j where j ≤ i + Sk - Sq: the last query sees all keys.
-    window: (left, right): query i sees keys from i + Sk - Sq - left to i + Sk - Sq + right, both included; None is
-        unbounded. With causal, both must hold.
+    window: (left, right): query i sees keys from i + Sk - Sq - left to i + Sk - Sq + right, both included;
+        None is unbounded. With causal, both must hold.
     scale: 1 / sqrt(D) by default.
     softcap: if not 0, scores become softcap · tanh(score / softcap) before the mask.
     deterministic: of no effect here: equal inputs give equal bits in any case.
     return_lse: also return the logarithm of the sum of exponentials of each row of scores.
 
-    Returns (B, Sq, Hq, Dv), contiguous, and with return_lse float32 (B, Hq, Sq). A query that sees no key gives 0,
-    and -inf. Keys that no query of a tile sees are not read, so they may be NaN. Runs on the current stream of
-    the operands' device. The first call of a kind compiles or loads its kernel: make one before capturing a
-    CUDA graph. It has no gradient yet: where one is needed, NotImplementedError says so.
+    Returns (B, Sq, Hq, Dv), contiguous, and with return_lse float32 (B, Hq, Sq). A query that sees no key
+    gives 0, and -inf. Keys that no query of a tile sees are not read, so they may be NaN. Runs on the current
+    stream of the operands' device. The first call of a kind compiles or loads its kernel: make one before
+    capturing a CUDA graph. It has no gradient yet: where one is needed, NotImplementedError says so.
 
     Raises ShapeError, LayoutError, DeviceError or ConfigError (ValueErrors), or DtypeError (a TypeError).
     """
@@ -77,12 +77,13 @@ def flash_attention_varlen(
     """`flash_attention` for sequences of different lengths, which lie one after the other without padding.
 
     q: (Tq, Hq, D); k: (Tk, Hk, D); v: (Tk, Hk, Dv), with the tokens of all sequences.
-    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), on the device of q: sequence b has the tokens from entry b to entry
-        b + 1. Either may be empty. What lies behind the last entry of cu_seqlens_q is left undefined in the results.
+    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), on the device of q: sequence b has the tokens from entry b to
+        entry b + 1. Either may be empty. What lies behind the last entry of cu_seqlens_q is left undefined in
+        the results.
     max_seqlen_q, max_seqlen_k: no sequence is longer; not checked, since the lengths are on the device.
 
-    Returns (Tq, Hq, Dv), contiguous, and with return_lse float32 (Hq, Tq). All else is as for `flash_attention`,
-    with each sequence's own Sq and Sk.
+    Returns (Tq, Hq, Dv), contiguous, and with return_lse float32 (Hq, Tq). All else is as for
+    `flash_attention`, with each sequence's own Sq and Sk.
     """
     left, right = window_sides(window)
     args = Arguments(

@@ -32,8 +32,8 @@ LOG2_E = math.log2(math.e)
 class Plan:
     """How to compute one signature of attention.
 
-    shape, strides, lse_shape, lse_strides, dtype, device_index: of the results; the index is -1 on the CPU, in
-    the simulator.
+    shape, strides, lse_shape, lse_strides, dtype, device_index: of the results; the index is -1 on the CPU,
+    in the simulator.
     arch: that it was made for.
     copies: which of q, k, v have to be copied first, as their rows aren't aligned to vectors.
     function: the compiled kernel; None for empty outputs.
@@ -180,9 +180,7 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
 
 def _needed_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its strides, 0 for modes of a single element, which may have any."""
-    return tuple(
-        step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    return tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _kernel_strides(strides: tuple[int, ...]) -> tuple[int, int, int]:

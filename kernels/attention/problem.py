@@ -85,7 +85,7 @@ def check_types(args: Arguments) -> None:
 
 
 def infer_shapes(args: Arguments) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the output and of the LSE; raises a typed error where the arguments don't fit together."""
+    """The shapes of output and LSE; raises a typed error where the arguments don't fit together."""
     q, k, v = args.q, args.k, args.v
     _check_dtypes(args)
     expected = ("(T, H, D)", 3) if args.varlen else ("(B, S, H, D)", 4)

@@ -21,9 +21,9 @@ leaves fp16 a factor of 255 up to its largest number, and costs no precision in 
 class Softmax:
     """The state of a lane's rows. Scores and outputs are accumulators as `accumulator_rows` shows them.
 
-    For each block of keys: `raise_maximum`, `rescale` of the output where that says so, `exponentiate`; at the
-    end, `finish`. The reference of a row is not always its maximum: it follows only when that has risen by
-    more than HEADROOM, which after the first blocks is rare, so that most blocks leave the output alone.
+    For each block of keys: `raise_maximum`, `rescale` of the output where that says so, `exponentiate`; at
+    the end, `finish`. The reference of a row is not always its maximum: it follows only when that has risen
+    by more than HEADROOM, which after the first blocks is rare, so that most blocks leave the output alone.
     """
 
     scale: Float32  # of a score, to the exponent of a power of 2; more than 0
@@ -40,7 +40,7 @@ class Softmax:
 
     @cute.jit
     def raise_maximum(self, scores: cute.Tensor) -> Boolean:
-        """Looks at the scores (rows, columns) of a block. Says whether any row of the warp needs `rescale`."""
+        """Looks at the scores (rows, columns) of a block. Whether any row of the warp needs `rescale`."""
         risen = Boolean(False)
         for i in cutlass.range_constexpr(cute.size(self.reference)):
             before = self.reference[i]
@@ -59,8 +59,7 @@ class Softmax:
 
     @cute.jit
     def exponentiate(self, scores: cute.Tensor, powers: cute.Tensor):
-        """Powers of 2 of the scores (rows, columns), rounded as `powers` (rows, columns) wants; their sum is of
-        the values before that."""
+        """Powers of 2 of the scores (rows, columns), in the type of `powers`; summed before rounding."""
         for i in cutlass.range_constexpr(cute.size(self.reference)):
             reference = self.reference[i]
             # While a row has seen nothing, all its scores are -inf, and -inf minus -inf would be NaN.

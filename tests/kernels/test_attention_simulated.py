@@ -14,6 +14,7 @@ from cutelab.kernels.attention.config import TILINGS, ForwardConfig, shipped_con
 from cutelab.kernels.runtime.arch import Arch
 
 ARCHS = ("sm_80", "sm_86", "sm_90a")
+PLAIN = Options()
 
 
 def normal(*shape, dtype=torch.bfloat16, seed=0):
@@ -41,13 +42,13 @@ def poisoned_outputs(monkeypatch):
     monkeypatch.setattr(torch, "empty_strided", lambda *args, **kw: empty(*args, **kw).fill_(torch.nan))
 
 
-def attend(q, k, v, options=Options(), arch="sm_80", seed=None):
+def attend(q, k, v, options=PLAIN, arch="sm_80", seed=None):
     execute = functools.partial(simulator.execute, seed=seed)
     with simulator.gpu(arch, execute=execute):
         return flash_attention(q, k, v, return_lse=True, **options.keywords())
 
 
-def compare(q, k, v, options=Options(), arch="sm_80"):
+def compare(q, k, v, options=PLAIN, arch="sm_80"):
     check(attend(q, k, v, options, arch), q, k, v, options)
 
 
@@ -229,7 +230,7 @@ def test_softcap(softcap):
     compare(4 * q, k, v, Options(causal=True, softcap=softcap))
 
 
-def compare_varlen(q, k, v, q_bounds, k_bounds, options=Options(), arch="sm_80"):
+def compare_varlen(q, k, v, q_bounds, k_bounds, options=PLAIN, arch="sm_80"):
     lengths = [[b - a for a, b in itertools.pairwise(bounds)] for bounds in (q_bounds, k_bounds)]
     bounds = [torch.tensor(x, dtype=torch.int32) for x in (q_bounds, k_bounds)]
     with simulator.gpu(arch):
