@@ -1,4 +1,4 @@
-# make demo   train a small network, compute it with cutelab's GEMM, compare with PyTorch
+# make demo   train a small transformer on digits, compute it with cutelab's kernels, compare with PyTorch
 # make test   linters, type checker, tests and notebooks
 # Each first sets up a virtual environment in $(VENV); `make demo PYTHON=python3.12 VENV=/tmp/venv` moves it.
 

@@ -1,5 +1,6 @@
 """What is fixed about an attention kernel before it is traced, and how to choose it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,7 +73,8 @@ class ForwardConfig:
 
     def padded(self, head_dim: int) -> int:
         """What the tensor cores take, whole k-blocks of 16, and the threads that copy can share evenly."""
-        step = 16 if max(self.head_dim, self.value_dim) <= 128 else 32
+        vectors = self.threads // math.gcd(self.threads, self.tile[1])  # of a row, for each thread to have one
+        step = max(16 if max(self.head_dim, self.value_dim) <= 128 else 32, HEAD_DIM_STEP * vectors)
         return -(-head_dim // step) * step
 
     @property
