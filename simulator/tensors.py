@@ -110,7 +110,7 @@ def _torch_storages() -> Iterator[Allocation]:
     for thing in gc.get_objects():
         if not issubclass(type(thing), torch.Tensor):
             continue
-        if thing.device.type == "cpu" and thing.layout is torch.strided:
+        if thing.device.type == "cpu" and thing.layout is torch.strided and not thing.is_nested:
             storage = thing.untyped_storage()
             try:
                 address = storage.data_ptr()

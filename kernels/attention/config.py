@@ -45,16 +45,8 @@ class ForwardConfig:
     q_in_registers: bool = False
 
     def __post_init__(self):
-        for field, values in (("dtype", tuple(DTYPES)), ("scores", SCORES)):
-            if getattr(self, field) not in values:
-                options = ", ".join(map(repr, values))
-                raise ConfigError(
-                    f"ForwardConfig.{field} is {getattr(self, field)!r}: must be one of {options}"
-                )
-        for field in ("head_dim", "value_dim"):
-            value = getattr(self, field)
-            if value % HEAD_DIM_STEP or not HEAD_DIM_STEP <= value <= MAX_HEAD_DIM:
-                raise ConfigError(f"ForwardConfig.{field} is {value}: must be {legal_head_dims(value)}")
+        check_operands(self)
+        check_choice(self, "scores", SCORES)
         queries, keys = self.tile
         rules = {
             "tile": (
@@ -73,7 +65,7 @@ class ForwardConfig:
 
     def padded(self, head_dim: int) -> int:
         """What the tensor cores take, whole k-blocks of 16, and the threads that copy can share evenly."""
-        vectors = self.threads // math.gcd(self.threads, self.tile[1])  # of a row, for each thread to have one
+        vectors = self.threads // math.gcd(self.threads, self.tile[1])  # of a row, one for each thread
         step = max(16 if max(self.head_dim, self.value_dim) <= 128 else 32, HEAD_DIM_STEP * vectors)
         return -(-head_dim // step) * step
 
@@ -99,6 +91,23 @@ class ForwardConfig:
         queries, keys = self.tile
         elements = queries * self.width + self.stages * keys * (self.width + self.value_width)
         return max(2 * elements, self.output.smem_bytes)
+
+
+def check_operands(config: Any) -> None:
+    """Raises ConfigError unless dtype, head_dim and value_dim of a configuration can be computed with."""
+    check_choice(config, "dtype", tuple(DTYPES))
+    for field in ("head_dim", "value_dim"):
+        value = getattr(config, field)
+        if value % HEAD_DIM_STEP or not HEAD_DIM_STEP <= value <= MAX_HEAD_DIM:
+            raise ConfigError(f"{type(config).__name__}.{field} is {value}: must be {legal_head_dims(value)}")
+
+
+def check_choice(config: Any, field: str, values: tuple[str, ...]) -> None:
+    """Raises ConfigError unless the field is one of `values`."""
+    value = getattr(config, field)
+    if value not in values:
+        options = ", ".join(map(repr, values))
+        raise ConfigError(f"{type(config).__name__}.{field} is {value!r}: must be one of {options}")
 
 
 def legal_head_dims(value: int) -> str:

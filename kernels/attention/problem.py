@@ -6,7 +6,6 @@ that the fake implementations share them with the real ones.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ __all__ = ["Arguments", "check_types", "infer_shapes", "window_sides"]
 _DTYPES = (torch.float16, torch.bfloat16)
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Arguments(NamedTuple):
@@ -72,10 +72,10 @@ def check_types(args: Arguments) -> None:
         raise DtypeError(f"scale must be a Python number or None; got {type(args.scale).__name__}")
     if not isinstance(args.softcap, _NUMBERS):
         raise DtypeError(f"softcap must be a Python number; got {type(args.softcap).__name__}")
-    if args.scale is not None and not math.isfinite(args.scale):
-        raise ConfigError(f"scale={args.scale} must be finite; None is 1 / sqrt(D)")
-    if not (args.softcap >= 0 and math.isfinite(args.softcap)):
-        raise ConfigError(f"softcap={args.softcap} must be finite and not negative; 0.0 is none")
+    if args.scale is not None and not abs(args.scale) <= _LARGEST:
+        raise ConfigError(f"scale={args.scale} must be a finite float32; None is 1 / sqrt(D)")
+    if not 0 <= args.softcap <= _LARGEST:
+        raise ConfigError(f"softcap={args.softcap} must be a finite float32 and not negative; 0.0 is none")
     for name in ("max_seqlen_q", "max_seqlen_k") if args.varlen else ():
         length = getattr(args, name)
         if not isinstance(length, _INTEGERS):
@@ -114,8 +114,8 @@ def infer_shapes(args: Arguments) -> tuple[tuple[int, ...], tuple[int, ...]]:
         head_dim = operand.shape[-1]
         if head_dim % HEAD_DIM_STEP or not HEAD_DIM_STEP <= head_dim <= MAX_HEAD_DIM:
             raise ShapeError(
-                f"the head dim of {name} is {head_dim}: it must be {legal_head_dims(head_dim)}, "
-                "to which torch.nn.functional.pad pads with zeros that change nothing if scale is given"
+                f"the head dim of {name} is {head_dim}: it must be {legal_head_dims(head_dim)}"
+                + (", to which torch.nn.functional.pad pads with zeros" if head_dim < MAX_HEAD_DIM else "")
             )
     if args.varlen:
         _check_bounds(args)

@@ -1,6 +1,7 @@
 """Hopper's attention: the compiled kernel in the simulator with all its checks, and its machine code."""
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -25,22 +26,27 @@ def normal(*shape, dtype, seed):
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def attend(config, q, k, v, options=PLAIN, group=2, seed=None):
-    """Output (B, Sq, Hq, Dv) and LSE (B, Hq, Sq)."""
-    (sequences, queries, heads, head_dim), (keys, key_heads) = q.shape, k.shape[1:3]
+def attend(config, q, k, v, options=PLAIN, group=2, seed=None, bounds=None):
+    """Output (B, Sq, Hq, Dv) and LSE (B, Hq, Sq); with bounds, of q and of k, a batch of one holds all."""
+    (_, queries, heads, head_dim), (keys, key_heads) = q.shape, k.shape[1:3]
     out = torch.full((*q.shape[:-1], v.shape[-1]), torch.nan, dtype=q.dtype)
-    lse = torch.full((sequences, heads, queries), torch.nan)
+    lse = torch.full((len(q), heads, queries), torch.nan)
     scale = head_dim**-0.5 * math.log2(math.e)
     factor = 1.0
     if config.scores == "capped":
         scale, factor = options.softcap * math.log2(math.e), head_dim**-0.5 / options.softcap
     left, right = options.window[0] or 0, 0 if options.causal else options.window[1] or 0
+    lengths = queries, keys
+    if bounds:
+        lengths = (max(b - a for a, b in itertools.pairwise(each)) for each in bounds)
+        bounds = [torch.tensor(each, dtype=torch.int32) for each in bounds]
     with simulator.gpu("sm_90a", execute=functools.partial(simulator.execute, seed=seed)):
         compile_simulated(FlashAttention3Forward(config), HOPPER)(
             *(x.data_ptr() for x in (q, k, v, out, lse)),
-            *(sequences, heads, key_heads, queries, keys, left, right, group),
-            *(step for x in (q, k, v, out) for step in x.stride()[:3]),
-            *(lse.stride(0), lse.stride(1), WORKERS, scale, factor, 0),
+            *((each.data_ptr() for each in bounds) if bounds else (0, 0)),
+            *(len(bounds[0]) - 1 if bounds else len(q), heads, key_heads, *lengths, left, right, group),
+            *(step for x in (q, k, v, out) for step in (0 if bounds else x.stride(0), *x.stride()[1:3])),
+            *(0 if bounds else lse.stride(0), lse.stride(1), queries, keys, WORKERS, scale, factor, 0),
         )
     return out, lse
 
@@ -108,6 +114,41 @@ def test_tiles_that_see_nothing():
     options = Options(causal=True)
     out, lse = compare(config_for(options, tile=(64, 64)), (1, 1, 1, 300, 20), options)
     assert (out[:, :280] == 0).all() and (lse[..., :280] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("options", [PLAIN, Options(causal=True), Options(window=(20, 4))], ids=str)
+def test_sequences_of_different_lengths(options):
+    """Empty ones among them. Between them, and where no query of theirs looks, lie NaNs."""
+    config = config_for(options, tile=(128, 64), dims=(64, 40), varlen=True)
+    q, k, v = (
+        torch.full((1, rows, heads, dim), torch.nan).bfloat16()
+        for rows, heads, dim in ((300, 4, 64), (340, 2, 64), (340, 2, 40))
+    )
+    q_bounds, k_bounds = [0, 0, 70, 70, 71, 205, 290], [10, 40, 40, 40, 140, 210, 330]
+    sequences = list(zip(itertools.pairwise(q_bounds), itertools.pairwise(k_bounds), strict=True))
+    for (a, b), (c, d) in sequences[:-1]:
+        first = c
+        if options.window[0] is not None:
+            first = min(d, max(c, c + (d - c) - (b - a) - options.window[0]))
+        for x, span in ((q, (a, b)), (k, (first, d)), (v, (first, d))):
+            part = x[:, span[0] : span[1]]
+            part.copy_(normal(*part.shape, dtype=x.dtype, seed=span[0]))
+    out, lse = attend(config, q, k, v, options, bounds=(q_bounds, k_bounds))
+    for (a, b), (c, d) in sequences[:-1]:
+        part = out[:, a:b], lse[..., a:b]
+        check(part, q[:, a:b], k[:, c:d], v[:, c:d], options)
+    (a, b), _ = sequences[-1]
+    assert out[:, a:b].isnan().all() and lse[..., a:b].isnan().all()
+    assert out[:, b:].isnan().all() and lse[..., b:].isnan().all()
+
+
+def test_keys_that_no_query_sees_may_be_nan():
+    options = Options(causal=True, window=(20, None))
+    config = config_for(options, tile=(64, 64))
+    q, k, v = (normal(1, rows, 1, 64, dtype=torch.bfloat16, seed=rows) for rows in (3, 150, 151))
+    v = v[:, :150]
+    k[:, :127], v[:, :127] = torch.nan, torch.nan
+    check(attend(config, q, k, v, options), q, k, v, options)
 
 
 @pytest.mark.parametrize("causal", [False, True])
